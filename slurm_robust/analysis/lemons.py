@@ -60,7 +60,7 @@ class Score(Record):
     expected: float
     """Blame at the rate of the other nodes."""
     ratio: float | None = None
-    """``blame`` by ``expected``; None if there is nobody to compare with."""
+    """``blame`` by ``expected``; None if there is no other node to compare with."""
     least: float | None = None
     """What ``expected`` must be multiplied by, with 95 % confidence, for the blame not to be surprising."""
     p: float = 1.0
@@ -85,7 +85,7 @@ def score(work: Iterable[Work], failures: Iterable[Failure], since: float, until
 
 
 def pinned(failures: Iterable[Failure], window_s: float) -> list[Failure]:
-    """``failures`` without those of jobs that something closer to one of their nodes explains.
+    """Return ``failures`` without those of jobs that something closer to one of their nodes explains.
 
     When a node dies, its job dies of it: that is one death, and the other nodes have no part in it. Closer is
     what the node was seen to do by itself, and for a job of several nodes the end of a job on one of them.
@@ -192,8 +192,9 @@ def _share(nodes: Sequence[str]) -> int:
 
 
 def at_least(blame: float, means: Mapping[int, float]) -> float:
-    """Return probability of so much ``blame`` or more, where failures that name ``size`` nodes count 1/size
-    each and come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion (1981).
+    """Return the probability of so much ``blame`` or more, where failures that name ``size`` nodes count
+    1/size each and come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion
+    (1981).
     """
     steps = round(blame * _LARGEST)
     jumps = [(_LARGEST // size, mean) for size, mean in means.items() if mean > 0]
@@ -212,7 +213,7 @@ def at_least(blame: float, means: Mapping[int, float]) -> float:
 
 
 def least_ratio(blame: float, means: Mapping[int, float]) -> float:
-    """By how much all ``means`` must at least be too small for ``blame`` not to be surprising.
+    """Return by how much all ``means`` must at least be too small for ``blame`` not to be surprising.
 
     With one kind of failure this is the lower end of the exact interval of Garwood (1936).
     """
@@ -225,7 +226,7 @@ def least_ratio(blame: float, means: Mapping[int, float]) -> float:
 
 
 def _solve(rising: Callable[[float], float], value: float) -> float:
-    """Where a function that rises from 0 to 1 takes ``value``, to a part in a thousand."""
+    """Find where a function that rises from 0 to 1 takes ``value``, to a part in a thousand."""
     low, high = 0.0, 1.0
     while rising(high) < value:
         low, high = high, high * 2

@@ -77,7 +77,7 @@ class Grid(Record):
 def fit(nodes: int, layout: ParallelLayout) -> Grid:
     """Return how to divide this many nodes, with all parallel sizes kept but that of data parallelism.
 
-    m = k * (ranks of one replica of the model) / (ranks of a unit). Of the sizes that are possible: those
+    m = k * (ranks of one replica of the model) / (ranks of a unit). From the possible sizes it takes those
     with enough groups for a majority, then with m <= n, with k >= 2 (else no gradients are exchanged),
     without a rest, and the smallest. A replica that fits into a unit leaves m free: then as near to a square
     as it goes. Raises :class:`CannotReplay`.
@@ -113,8 +113,8 @@ def groups(phase: ReplayPhase, grid: Grid) -> tuple[tuple[int, ...], ...]:
     """Return the units of each group; the last one is the shorter, if there is a rest.
 
     Without a rest this is x div m and x mod n. With one, the vertical rest takes one unit of each of the
-    first horizontal groups, so that no unit is in the shorter group twice: that has nobody of its size to be
-    compared with.
+    first horizontal groups, so that no unit is in the shorter group twice: that group has none of its size to
+    be compared with.
     """
     m, n = grid.m, grid.n
     if phase is ReplayPhase.HORIZONTAL:
@@ -150,9 +150,8 @@ class Intersection(Record):
 def intersect(grid: Grid, horizontal: Sequence[Outcome], vertical: Sequence[Outcome]) -> Intersection:
     """Return the nodes in a faulty group of both phases; ``horizontal[a]`` is the outcome of group a.
 
-    Several faulty groups give the cross product, as far as its cells hold units. Where no unit was in a
-    faulty group twice: those in a faulty group of one phase which the other could not judge though it judged
-    others.
+    Several faulty groups give the cross product, limited to cells that hold units. If no unit was in a faulty
+    group twice: those in a faulty group of one phase that the other could not judge though it judged others.
     """
     a = tuple(i for i, outcome in enumerate(horizontal) if outcome is Outcome.FAIL)
     b = tuple(i for i, outcome in enumerate(vertical) if outcome is Outcome.FAIL)
@@ -177,7 +176,7 @@ class GroupRun(Record):
 
     nodes: tuple[str, ...]
     steps: tuple[str, ...] = ()
-    """For each step a digest of the losses and gradients of all its ranks."""
+    """A digest of the losses and gradients of all its ranks, for each step."""
     kind: str = ""
     """What makes runs comparable: sizes and hardware."""
     trouble: str = ""
@@ -196,9 +195,10 @@ class GroupSeen(Record):
 
 
 def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
-    """Which groups of one phase are faulty: those that failed, and those whose bits most others do not have.
+    """Return which groups of one phase are faulty: those that failed, and those whose bits most others do not
+    have.
 
-    There is no verdict where more than half of the groups failed, for then the script is to blame, nor for
+    There is no verdict if more than half of the groups failed, because then the script is to blame, nor for
     groups of one kind among which no bits have a majority.
     """
     ran = [run for run in runs if not run.left_out]
@@ -209,7 +209,7 @@ def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
 
 
 def _majority(runs: Sequence[GroupRun]) -> tuple[str, ...] | None:
-    """Return what more than half of ``runs`` computed; None without such, and for a run alone."""
+    """Return what more than half of ``runs`` computed; None without such, and for a single run."""
     steps, count = Counter(run.steps for run in runs).most_common(1)[0]
     return steps if count > 1 and 2 * count > len(runs) else None
 

@@ -1,7 +1,7 @@
 """Beside slurmctld: which job got and gave back which nodes, as events.
 
 Slurm runs this as SlurmUser, who can write nothing that belongs to root. So these events have a file of their
-own, in a folder ``slurmctld`` beside the log of the node's hooks, which is to belong to that user.
+own, in a folder ``slurmctld`` beside the log of the node's hooks, which must belong to that user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CODES = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_DERIVED_EC")
 
 
 def log_file(paths: Paths) -> str:
-    """``/var/log/slurm-robust/slurmctld/events.jsonl``."""
+    """Return ``/var/log/slurm-robust/slurmctld/events.jsonl``."""
     folder, name = os.path.split(paths.log)
     return os.path.join(folder, "slurmctld", name)
 
@@ -45,7 +45,7 @@ def record(hook: str, config: NodeConfig, environ: Mapping[str, str]) -> None:
 
 
 def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
-    """Reasons by node; empty also without an answer of Slurm."""
+    """Return the reasons by node; empty also without an answer of Slurm."""
     from slurm_robust.hooks.client import slurm_client
     from slurm_robust.slurm.errors import SlurmError
 

@@ -1,7 +1,7 @@
 """``srobust-node``: the hooks as a program. Whatever happens, it ends in time, with a code that is meant.
 
 This process does next to nothing: a child reads the configuration, imports what it needs and does the work,
-and is left behind where it hangs.
+and is left behind if it hangs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_LIMIT_S = 86400.0
 
 
 def program() -> NoReturn:
-    """Run one hook and end at once: taking an interpreter down takes a tenth of a hook's time."""
+    """Run one hook and end immediately: taking an interpreter down takes a tenth of a hook's time."""
     try:
         code = main()
     except SystemExit as error:
@@ -115,7 +115,7 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
 def _import_msgspec() -> None:
     """Leave out what costs a hook as much as the rest of msgspec."""
     if "msgspec" not in sys.modules:
-        # msgspec takes one function from it where it is there, and the standard library's where not.
+        # msgspec takes one function from it if it is there, else the standard library's.
         sys.modules.setdefault("typing_extensions", cast("ModuleType", None))
         import msgspec  # noqa: F401
 
@@ -150,7 +150,7 @@ def _report_failure(name: str, answer: CallResult, environ: Mapping[str, str]) -
 
 
 def _open_standard_files() -> None:
-    """Where Slurm gives none, the next file that is opened would take their place."""
+    """Open standard files if Slurm gives none: the next file that is opened would take their place."""
     for fd in range(3):
         try:
             os.fstat(fd)

@@ -1,7 +1,7 @@
-"""Whether a node is to be drained or returned. Pure: Slurm's view, the checks' and our own record decide.
+"""Whether to drain or to return a node. Pure: Slurm's view, the checks' and our own record decide.
 
-What is not known to be ours is never touched, and every state that is not known to be harmless is somebody
-else's business.
+What is not known to be ours is never touched, and every state that is not known to be harmless is left to
+others.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def decide(
 ) -> DrainDecision:
     """Return what to do with ``node``. ``record`` has counted this run already (:func:`after_run`).
 
-    The same in observe mode, where it is only reported. ``now``: seconds since 1970.
+    The same in observe mode, in which it is only reported. ``now``: seconds since 1970.
     """
     if state := untouchable(node):
         return _nothing(f"the node is {state}, which is not ours to change")
@@ -106,13 +106,13 @@ def may_be_common(report: Report) -> bool:
 
 
 def untouchable(node: SlurmNode) -> str:
-    """Return the states of the node that are somebody else's business; empty when there are none."""
+    """Return the states of the node that are not ours to touch; empty when there are none."""
     foreign = sorted(node.states - _BASES - _HARMLESS)
     return "+".join(foreign or ([] if node.states & _BASES else ["UNKNOWN"]))
 
 
 def is_own(node: SlurmNode, record: OwnDrain) -> bool:
-    """Return whether the drain of ``node`` is ours and nobody has changed its reason since."""
+    """Return whether the drain of ``node`` is ours and its reason unchanged since."""
     return bool(record.reason) and node.reason in (record.reason, record.former) and is_tagged(node)
 
 
@@ -142,7 +142,8 @@ def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[Partit
 def beyond_cap(nodes: Iterable[SlurmNode], name: str, config: Drain) -> str:
     """Return why the drain of ``name``, which stands now, is one too many; empty when it is not.
 
-    For a drain that Slurm perhaps took after the drain lock of its node expired: it gives way to all others.
+    This is for a drain that Slurm perhaps took after its node's drain lock expired: it gives way to all
+    others.
     """
     every = tuple(nodes)
     mine = next((node for node in every if node.name == name), None)

@@ -82,7 +82,7 @@ class DrainLock:
         return self.taken == taken
 
     def leave(self, partition: str) -> None:
-        """No other node needs to try this partition for a while."""
+        """Say that no other node needs to try this partition for a while."""
         self.taken = [name for name in self.taken if name != PREFIX + partition]
 
 

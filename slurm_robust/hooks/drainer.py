@@ -53,7 +53,7 @@ BACK_OFF_S = 300.0
 """Until a node asks again for which there was no room; twice as long after each time more."""
 
 NO_ANSWER_S = 15.0
-"""The same where Slurm did not answer, which in most cases is a restart of slurmctld."""
+"""The same if Slurm did not answer, which in most cases is a restart of slurmctld."""
 
 MAX_UNANSWERED = 3
 """Runs that may ask in vain whether a drain was one too many; then it is taken back."""
@@ -80,7 +80,7 @@ class DrainResult(Record):
     action: DrainAction
     why: str
     reason: str = ""
-    """The reason that Slurm shows now, as far as it is ours."""
+    """The reason that Slurm shows now, or the part of it that is ours."""
 
     carried_out: bool = False
     error: str = ""
@@ -193,9 +193,7 @@ class _Drainer:
         return done
 
     def _without_slurm(self) -> DrainResult | None:
-        """Return what is to be done with a node of which no drain of ours is known, if Slurm need not be
-        asked.
-        """
+        """Return what to do with a node of which no drain of ours is known, if Slurm need not be asked."""
         if self._report.fit:
             return DrainResult(action=DrainAction.NOTHING, why="the node is fit")
         if self._now >= self._record.waits_until:
@@ -209,7 +207,7 @@ class _Drainer:
         self._put(waits_until=self._now + wait_s, tries=self._tries + 1)
 
     def _wait_at_most(self, most_s: float) -> None:
-        """What has healed, or has another fault now, is another story."""
+        """Bound the wait. What has healed, or has another fault now, is another matter."""
         if self._record.waits_until > self._now + most_s:
             self._tries = 0
             self._put(waits_until=self._now + most_s, tries=0)
@@ -264,7 +262,7 @@ class _Drainer:
         if decision.action is DrainAction.NOTHING:
             return self._nothing(node, decision)
         if not self._acts:
-            # Nothing stands then that could fill a cap, so nobody has to be asked about others.
+            # Nothing stands then that could fill a cap, so Slurm need not be asked about others.
             self._wait(BACK_OFF_S)
             self._log_change(
                 f"would_{decision.action.name.lower()}", why=decision.why, reason=decision.reason
@@ -280,7 +278,7 @@ class _Drainer:
         return drain.decide(node, self._report, self._record, shares, self._config.drain, self._now)
 
     def _recognise(self, node: SlurmNode) -> None:
-        """Bring the record up to what Slurm shows: a drain that took effect late, or that somebody undid."""
+        """Bring the record up to what Slurm shows: a drain that took effect late, or that a person undid."""
         record = self._record
         if drain.is_own(node, record):
             if node.reason != record.reason:  # the newest order has not been taken, or not yet
@@ -316,8 +314,8 @@ class _Drainer:
         return DrainResult(action=decision.action, why=decision.why, reason=self._record.reason)
 
     def _no_drain(self, decision: drain.DrainDecision, *, known: bool = False) -> DrainResult:
-        """Of a node that is not fit: it must not be drained, has no room for now, or is drained already
-        for what is ``known``.
+        """Return the result for a node that is not fit: it must not be drained, has no room for now, or is
+        drained already for what is ``known``.
         """
         self._put(pending=None, pending_boot="")
         if decision.later:
@@ -368,7 +366,7 @@ class _Drainer:
         before = self._record
         known = () if new else before.causes
         # Written first: should this process die now, the next run still knows the reason as its own, what
-        # it is about (it may run other checks), and that nobody has seen what came of the order.
+        # it is about (it may run other checks), and that what came of the order was not seen.
         self._keep()
         self._put(
             reason=decision.reason,
@@ -469,7 +467,7 @@ class _Drainer:
         self._put(said="")
 
     def _log_error(self, error: SlurmCommandError, *, is_silent: bool) -> None:
-        """Who gets no answer waits; what Slurm refuses somebody has to mend."""
+        """Log an error: without an answer we wait; what Slurm refuses a person has to mend."""
         facts = {"error": str(error)[:500], "reason": self._report.reason}
         if is_silent:
             self._log_change("slurm_unreachable", **facts)

@@ -13,7 +13,7 @@ _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm
 
 
 def slurm_environment(config: NodeConfig, given: Callable[[str], str | None]) -> dict[str, str]:
-    """PATH and SLURM_CONF for Slurm's commands; Slurm gives hooks neither."""
+    """Return PATH and SLURM_CONF for Slurm's commands; Slurm gives hooks neither."""
     folders = (config.hooks.slurm_bin, *beside_slurmd(), *_USUAL_BINS)
     environ = {"PATH": ":".join(dict.fromkeys(filter(None, folders))), "LC_ALL": "C.UTF-8"}
     conf = config.hooks.slurm_conf or given("SLURM_CONF")
@@ -21,7 +21,7 @@ def slurm_environment(config: NodeConfig, given: Callable[[str], str | None]) ->
 
 
 def beside_slurmd() -> tuple[str, ...]:
-    """Folders of Slurm's commands, from the slurmd that started this hook; empty below none."""
+    """Return the folders of Slurm's commands, by the slurmd that started this hook; empty without one."""
     pid = os.getppid()
     for _ in range(_MAX_PARENTS):
         try:

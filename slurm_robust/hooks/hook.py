@@ -34,15 +34,17 @@ if TYPE_CHECKING:
 
 _SWEEP_SHARE = 0.3
 _TEST_SHARE = 0.5
-"""For the test that an epilog is at."""
+"""Share of the time for a test that an epilog still runs."""
 
 _CHECK_SHARE = 0.6
-"""Of the time that is left then; the rest is for Slurm."""
+"""Share of the time that is left then; the rest is for Slurm."""
 
 _LAST_WORDS_S = 0.2
 
 _LAST_CHECK_S = 10.0
-"""Of an epilog's time that waiting for memory of GPUs leaves: for the check that counts, and for Slurm."""
+"""Seconds of an epilog's time that waiting for memory of GPUs leaves: for the check that counts, and for
+Slurm.
+"""
 
 
 class Hook(str, Enum):
@@ -89,7 +91,7 @@ class _HookRun:
         self._memory = Memory(Path(config.paths.state))
 
     def left_s(self, share: float = 1.0) -> float:
-        """So much of what is left of the budget."""
+        """Return this share of what is left of the budget."""
         return max(0.0, share * (self._deadline - time.monotonic() - _LAST_WORDS_S))
 
     def prolog(self, shm: Path) -> HookResult:
@@ -111,7 +113,9 @@ class _HookRun:
         return HookResult(exit_code=code, message=report.reason or drained)
 
     def _untested(self, *, was_tested: bool) -> HookResult:
-        """Return the job's owner does not want to wait for tests, and the site allows that."""
+        """Return the result without tests: the job's owner does not want to wait, and the site allows
+        that.
+        """
         self.log.write("tests_skipped", job=self.job, uid=number(self._environ, "SLURM_JOB_UID"))
         if self._config.hooks.tell_owner and self.job:
             seen.keep(self._config, self.job, HookSeen(at=self._now, skipped=True))
@@ -139,7 +143,7 @@ class _HookRun:
         return ended
 
     def _spool_summary(self) -> None:
-        from slurm_robust.hooks import summaries  # where a site collects them only
+        from slurm_robust.hooks import summaries  # only if a site collects them
 
         found = summaries.spool_summary(
             self._config, self._environ, self.node, self._now, max(0.1, self.left_s())
@@ -224,7 +228,9 @@ class _HookRun:
         return conclude(report, self._config, failing_runs(report, self._memory))
 
     def _log_acquittal(self, suspect: Suspect, report: Report) -> None:
-        """The tests that a job asked for found nothing. Tests that were cut short prove neither side."""
+        """Log that the tests that a job asked for found nothing. Tests that were cut short prove neither
+        side.
+        """
         facts = {
             "uid": int(self._environ["SLURM_JOB_UID"]),
             "suspected": suspect.reason,
@@ -270,7 +276,7 @@ class _HookRun:
         )
 
     def _publish(self, report: Report, code: int = 0, *, whole: bool = True) -> None:
-        """For Prometheus, where the site wants that."""
+        """Write for Prometheus, if the site wants that."""
         if not self._config.metrics.textfile_dir:
             return
         from slurm_robust.hooks.textfile import publish  # hardly any site needs it
@@ -288,11 +294,11 @@ class _HookRun:
 def is_refused(report: Report, done: DrainResult) -> bool:
     """Return whether the job must not start here.
 
-    Slurm drains a node whose prolog fails, by its own reason if need be, and nobody bounds that. So a prolog
-    fails only if our own drain stands, which is within the bounds. Where Slurm did not answer, the job
-    starts: else a fault of many nodes and a silent slurmctld would cost the whole partition, while a single
-    node's fault is seen by the job's agents and by the epilog. Only if a site wants to be closed to what
-    is unknown, it has its will, although we do not drain for that.
+    Slurm drains a node whose prolog fails, by its own reason if need be, and without bounds. So a prolog
+    fails only if our own drain stands, which is within the bounds. If Slurm did not answer, the job starts:
+    else a fault of many nodes and a silent slurmctld would cost the whole partition, while a single node's
+    fault is seen by the job's agents and by the epilog. If a site wants to refuse jobs over what is unknown,
+    it gets that, although we do not drain for it.
     """
     if report.fit:
         return False

@@ -1,4 +1,4 @@
-"""Which jobs run on this node, as far as the node itself can tell: Slurm is not asked.
+"""Which jobs run on this node, by what the node itself can tell: Slurm is not asked.
 
 This is not done in a child that may hang, so of processes of others only what the kernel tells without their
 locks is read: name and owner, but no command line.

@@ -1,4 +1,6 @@
-"""What hooks did and found: JSON lines in a file, and a line in syslog for what somebody should see."""
+"""What hooks did and found: JSON lines in a file, and a line in syslog for what an administrator should
+see.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ _SYSLOG_BYTES = 800
 
 
 class Log(Protocol):
-    """Where events go."""
+    """A log of events."""
 
     def write(self, event: str, **facts: object) -> None:
-        """Never raises, never blocks."""
+        """Write an event. Never raises, never blocks."""
         ...
 
 
@@ -41,11 +43,11 @@ class EventLog:
         self._node = node
 
     def write(self, event: str, **facts: object) -> None:
-        """One event now, also to syslog. ``facts`` are what msgspec can encode."""
+        """Write one event now, also to syslog. ``facts`` are what msgspec can encode."""
         self._write(event, facts, quiet=False)
 
     def note(self, event: str, **facts: object) -> None:
-        """One event now that nobody has to act on: only in the file."""
+        """Write one event now that needs no action: only to the file."""
         self._write(event, facts, quiet=True)
 
     def _write(self, event: str, facts: dict[str, object], *, quiet: bool) -> None:
@@ -88,7 +90,7 @@ def _syslog(text: str) -> None:
 
 
 def _encode(facts: dict[str, object]) -> bytes:
-    """JSON in ASCII. A job's name may be any bytes but one of zero."""
+    """Encode as JSON in ASCII. A job's name may be any bytes except zero."""
     try:
         line = msgspec.json.encode(facts, enc_hook=repr)
     except UnicodeEncodeError:  # bytes that were no UTF-8

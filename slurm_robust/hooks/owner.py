@@ -2,9 +2,9 @@
 
 The prolog keeps what it saw in the state folder, which is root's: the job's folder need not exist yet. The
 epilog compares, and a child that has become the job's user, for good and untraceable, writes one file into
-the job's directory. So root never writes where a user could have put a link, on a quota or past a root
-squash: whatever the folder is, the child can do no more than the user can. A job without such a directory
-gets no file. Nothing that root does depends on the file afterwards.
+the job's directory. So root never writes to a place in which a user could have put a link, on a quota or past
+a root squash: whatever the folder is, the child can do no more than the user can. A job without such a
+directory gets no file. Nothing that root does depends on the file afterwards.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 
 class DrainAction(str, Enum):
-    """What is to be done with a node."""
+    """What to do with a node."""
 
     NOTHING = "nothing"
     DRAIN = "drain"
@@ -60,12 +60,13 @@ class OwnDrain(Record):
     """What we wrote to Slurm; empty while no drain of ours stands."""
 
     former: str = ""
-    """The reason before, while Slurm has not answered whether it took the new one, or since somebody else has
-    undone the drain."""
+    """The reason before, while Slurm has not answered whether it took the new one, or since a person has
+    undone the drain.
+    """
 
     since: float = 0.0
     causes: tuple[DrainCause, ...] = ()
-    """They stay when somebody else has undone the drain, until the next one."""
+    """They stay when a person has undone the drain, until the next one."""
 
     unverified: bool = False
     """Slurm has not answered whether it took the drain, which may so have been one too many."""
@@ -104,7 +105,7 @@ class OwnDrain(Record):
     """The last event about it, so that the log has changes only."""
 
     def drains_since(self, time_: float) -> int:
-        """How many drains began after ``time_``."""
+        """Return how many drains began after ``time_``."""
         return sum(t > time_ for t in self.drains)
 
 
@@ -141,7 +142,7 @@ def has_passed(cause: DrainCause, findings: Sequence[Finding]) -> bool | None:
 
 
 def after_run(record: OwnDrain, report: Report, *, whole: bool = False) -> OwnDrain:
-    """Return the record with this run counted; the same one where the run says nothing about the causes.
+    """Return the record with this run counted; the same one if the run says nothing about the causes.
 
     ``whole``: a periodic run of all checks. What it does not check, the next one will not check either.
     """
@@ -180,9 +181,9 @@ class DrainFile:
         self.path = state / "drain.json"
 
     def exists(self) -> bool:
-        """Return whether there is anything to remember, as far as can be told.
+        """Return whether there seems to be anything to remember.
 
-        Not by ``Path.exists()``, which raises before Python 3.14 where the folder cannot be read.
+        Not by ``Path.exists()``, which raises before Python 3.14 if the folder cannot be read.
         """
         return os.path.exists(self.path) or os.path.exists(self._left)
 
@@ -204,7 +205,7 @@ class DrainFile:
     def load(self) -> OwnDrain:
         """Return the record; an empty one where there is none. A damaged file is set aside first.
 
-        Nothing wrong follows from an empty record: a drain that it does not know is nobody's to undo.
+        Nothing wrong follows from an empty record: a drain that it does not know is never undone.
         """
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=OwnDrain)
@@ -229,7 +230,7 @@ class DrainFile:
             pass  # The run is in the log all the same.
 
     def take_left(self) -> Left | None:
-        """Return what was left, once. A damaged one does not exist."""
+        """Take what was left, once. A damaged record counts as none."""
         try:
             content = self._left.read_bytes()
             self._left.unlink()

@@ -23,7 +23,7 @@ REPORT_S = 3.0
 """How long it may take to report a hook that failed, maybe because nothing can be imported."""
 
 SLOW_SHARE = 0.25
-"""Of a hook's budget: a start that takes longer is sent."""
+"""Share of a hook's budget: a start that takes longer is sent."""
 
 # What the child says of itself: first that it imports, then that it reads, then, with the paths of its
 # configuration, whether its failure lets jobs start.

@@ -39,7 +39,7 @@ MAX_FILES = 20_000
 """In the spool."""
 
 USER_SHARE = 0.25
-"""Of the spool that files of one user may take, so that nobody can keep others out."""
+"""Of the spool that files of one user may take, so that no user can keep others out."""
 
 MAX_HOSTLIST = 64 * 1024
 
@@ -60,7 +60,7 @@ class NotKept(Record):
 
 
 def spool_folder(config: NodeConfig) -> str:
-    """Return where the spool is."""
+    """Return the spool's folder."""
     return config.fleet.spool_dir or os.path.join(config.paths.state, "fleet-spool")
 
 
@@ -127,7 +127,7 @@ def _name(spooled: SpooledSummary) -> str:
 
 
 def _put(folder: str, name: str, data: bytes, most_bytes: int) -> bytes:
-    """Raises ``OSError``, ``RuntimeError``."""
+    """Put the summary into the spool. Raises ``OSError``, ``RuntimeError``."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if os.geteuid() == 0 and (why := distrust(folder)):
         raise RuntimeError(f"{why}: the spool must be root's alone")

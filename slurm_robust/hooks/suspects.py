@@ -1,6 +1,6 @@
 """Reads what a job recorded about this node, for its epilog. The file is the user's: data, never an order.
 
-A child that has become the job's user reads it, so links, races and root squash give nobody more than the
+A child that has become the job's user reads it, so links, races and root squash give no one more than the
 user has anyway; the child is left behind when storage does not answer. What is read counts only if it is
 about this node and this job, and all that follows from it is a test.
 """
@@ -27,7 +27,7 @@ from slurm_robust.util.text import ascii_line
 READ_S = 3.0
 MAX_BYTES = 64 * 1024
 OLDEST_S = 60 * 86400.0
-"""Where Slurm does not tell when the job began: no job is believed to run for longer."""
+"""For a job whose begin Slurm does not tell: no job is believed to run for longer."""
 
 CLOCKS_S = 300.0
 """By how much the clocks of two nodes may differ."""
@@ -78,9 +78,7 @@ def read_suspect(
 
 
 def job_of(environ: Mapping[str, str]) -> EndedJob | None:
-    """Return the job of an epilog; None outside of one, and for jobs of root, whose word nobody needs to
-    check.
-    """
+    """Return the job of an epilog; None outside of one, and for jobs of root, whose word needs no check."""
     numbers = [environ.get(f"SLURM_JOB_{name}", "") for name in ("ID", "UID")]
     if not all(re.fullmatch(r"[0-9]{1,10}", number) for number in numbers) or int(numbers[1]) == 0:
         return None
@@ -181,7 +179,9 @@ def _home(uid: int) -> str:
 
 
 def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -> bytes:
-    """``folder/below.../name`` without following a link below ``folder``. Raises OSError, RuntimeError."""
+    """Read ``folder/below.../name`` without following a link below ``folder``. Raises OSError,
+    RuntimeError.
+    """
     fd = open_below(folder, below, uid)
     try:
         # Neither a pipe nor a device is waited for.
@@ -196,7 +196,7 @@ def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -
 
 
 def open_below(folder: str, below: tuple[str, ...], uid: int) -> int:
-    """Return the folder ``folder/below...``, of which no part below ``folder`` is a link or another user's.
+    """Open the folder ``folder/below...``, of which no part below ``folder`` is a link or another user's.
 
     Raises ``OSError``, ``RuntimeError``.
     """
@@ -211,7 +211,7 @@ def open_below(folder: str, below: tuple[str, ...], uid: int) -> int:
 
 
 def open_own(name: str, within: int, uid: int) -> int:
-    """Return the user's own folder of that name, no link. Raises ``OSError``, ``RuntimeError``."""
+    """Open the user's own folder of that name, no link. Raises ``OSError``, ``RuntimeError``."""
     fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=within)
     if os.fstat(fd).st_uid == uid:
         return fd

@@ -1,6 +1,6 @@
 """Removes what jobs that are gone left in the node's shared memory: copies of checkpoints, above all.
 
-What is removed belongs to users, in a folder where all may write. So a child does it with the rights of the
+What is removed belongs to users, in a folder that all may write to. So a child does it with the rights of the
 owner: whatever it can be led to by links and races, the owner might have done himself. The child executes no
 program: one would run in slurmd's control group as a process that the owner may trace.
 """
@@ -27,7 +27,7 @@ MAX_NAMES = 300_000
 """At most this many names of /dev/shm are read: the kernel allows a user to make millions."""
 
 MAX_FOLDERS = 100
-"""Of each user in one go: nobody can keep a hook busy, or take the place of others."""
+"""Per user in one go: no user can keep a hook busy, or take the place of others."""
 
 MAX_ASKED = 50
 """Jobs that Slurm is asked about in one go; users take turns."""
@@ -76,7 +76,7 @@ class _Listing(Record):
 
 
 def sweep_gone(config: NodeConfig, job: int, node: str, limit_s: float, shm: Path = SHARED_MEMORY) -> Swept:
-    """For the prolog of ``job``: removes copies of jobs that are over, or that run without this node.
+    """Remove copies of jobs that are over or run without this node, for the prolog of ``job``.
 
     Slurm is asked only if there are any, and without its answer nothing is removed.
     """
@@ -91,7 +91,7 @@ def sweep_gone(config: NodeConfig, job: int, node: str, limit_s: float, shm: Pat
 def sweep_job(
     config: NodeConfig, environ: Mapping[str, str], limit_s: float, shm: Path = SHARED_MEMORY
 ) -> Swept:
-    """For the epilog: removes what the ended job left. Its copies stay if it comes back, or may."""
+    """Remove what the ended job left, for the epilog. Its copies stay if it comes back, or may."""
     deadline = time.monotonic() + limit_s
     job, uid = number(environ, "SLURM_JOB_ID"), number(environ, "SLURM_JOB_UID")
     listing = _listing(shm, lambda folder: (folder.job, folder.uid) == (job, uid), limit_s * _LISTING_SHARE)
@@ -120,7 +120,7 @@ def _listing(shm: Path, is_wanted: Callable[[AgentFolder], bool], limit_s: float
 
 
 def _has_nothing_of_ours(shm: Path) -> bool:
-    """True as on most nodes; False also where that is not known after a few names."""
+    """Return True, as on most nodes; False also if that is not known after a few names."""
     try:
         with os.scandir(shm) as entries:
             names = [entry.name for entry in islice(entries, _FEW_NAMES)]
@@ -130,7 +130,9 @@ def _has_nothing_of_ours(shm: Path) -> bool:
 
 
 def _list(shm: Path, is_wanted: Callable[[AgentFolder], bool], end: float) -> _Listing:
-    """At most :data:`MAX_FOLDERS` of each owner. Never root's, links, or what belongs to another user."""
+    """List at most :data:`MAX_FOLDERS` of each owner. Never root's, links, or what belongs to another
+    user.
+    """
     found: dict[int, list[AgentFolder]] = {}
     cut = ""
     with os.scandir(shm) as entries:
@@ -161,7 +163,7 @@ def _folder(entry: os.DirEntry[str]) -> AgentFolder | None:
 
 
 def _in_turns(found: Mapping[int, Sequence[AgentFolder]]) -> Iterator[AgentFolder]:
-    """The first of each user, then the second of each: a user with many stands in nobody's way."""
+    """Yield the first of each user, then the second of each: a user with many does not hinder others."""
     for turn in zip_longest(*found.values()):
         yield from filter(None, turn)
 
@@ -169,7 +171,7 @@ def _in_turns(found: Mapping[int, Sequence[AgentFolder]]) -> Iterator[AgentFolde
 def _not_needed(
     config: NodeConfig, folders: Sequence[AgentFolder], job: int, node: str, limit_s: float
 ) -> list[AgentFolder]:
-    """Those of jobs that Slurm says need them no more."""
+    """Return those of jobs that Slurm says need them no more."""
     # Here, because on most nodes there is nothing to ask about.
     from slurm_robust.slurm.squeue import QueuedJob, queued_job
 
@@ -200,7 +202,8 @@ def _not_needed(
 def _comes_back(
     config: NodeConfig, environ: Mapping[str, str], shm: Path, copies: AgentFolder, limit_s: float
 ) -> bool:
-    """Slurm calls every job COMPLETING now, whether it is over or requeued.
+    """Return whether the job comes back. Slurm calls every job COMPLETING now, whether it is over or
+    requeued.
 
     But a requeue has raised the number of its restarts already, and the agent has left the number with
     which this run began.
@@ -239,7 +242,7 @@ def _remove(shm: Path, folders: Sequence[AgentFolder], deadline: float, cut: str
 
 
 def _as_owner(folder: AgentFolder, task: Callable[[], bytes]) -> bytes:
-    """In a child: there is no way back, and the owner's other processes cannot trace it."""
+    """Become the owner, in a child: there is no way back, and the owner's other processes cannot trace it."""
     os.setgroups([])
     os.setresgid(folder.gid, folder.gid, folder.gid)
     os.setresuid(folder.uid, folder.uid, folder.uid)
@@ -250,7 +253,7 @@ def _as_owner(folder: AgentFolder, task: Callable[[], bytes]) -> bytes:
 
 
 def _delete(path: Path) -> bytes:
-    """Return the folder with all that is in it. Raises ``OSError`` for what the owner may not remove."""
+    """Delete the folder with all that is in it. Raises ``OSError`` for what the owner may not remove."""
     top = os.open(path, _OPEN_FOLDER)
     moved = 0
     while names := _some_names(top):

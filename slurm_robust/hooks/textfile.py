@@ -29,7 +29,7 @@ _FOR_ALL = 0o644
 
 
 def of_run(hook: str, report: Report, exit_code: int) -> Iterator[Family]:
-    """What a full run of a hook found. Pure."""
+    """Yield what a full run of a hook found. Pure."""
     yield NodeMetric.FIT, (((hook,), report.fit),)
     yield NodeMetric.LAST_RUN, (((hook,), report.at),)
     yield NodeMetric.DURATION, (((hook,), report.wall_s),)
@@ -46,7 +46,7 @@ def of_run(hook: str, report: Report, exit_code: int) -> Iterator[Family]:
 
 
 def of_node(own: OwnDrain, mode: str, now: float) -> Iterator[Family]:
-    """How the node stands with Slurm, as far as that is our doing. Pure."""
+    """Yield how the node stands with Slurm by our doing. Pure."""
     yield NodeMetric.INFO, (((__version__, mode), 1),)
     yield NodeMetric.DRAINED, (((), bool(own.reason)),)
     yield NodeMetric.DRAIN_START, (((), own.since),) if own.reason else ()

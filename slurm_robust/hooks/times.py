@@ -33,7 +33,7 @@ class HookTimes(Record):
     runs: int
     nodes: int
     since: float
-    """Of the oldest run, in seconds since 1970."""
+    """Time of the oldest run, in seconds since 1970."""
 
     usual_s: float
     """99 % of the runs took no longer; of less than 100 the longest does not count."""
@@ -54,7 +54,7 @@ class _Run(Record):
 
 
 def read_times(log: Path, now: float) -> dict[str, HookTimes]:
-    """Of prolog and epilog, by the newest 16 MiB of a log; nothing for a hook without runs.
+    """Read those of prolog and epilog from the newest 16 MiB of a log; nothing for a hook without runs.
 
     Raises ``OSError``.
     """
@@ -68,7 +68,9 @@ def read_times(log: Path, now: float) -> dict[str, HookTimes]:
 
 
 def times_of(lines: Iterable[bytes], now: float) -> dict[str, HookTimes]:
-    """The same of a log's lines, without those that are torn or that a jump of the clock dates absurdly."""
+    """Return the same of a log's lines, without those that are torn or that a jump of the clock dates
+    absurdly.
+    """
     by_hook: defaultdict[str, list[tuple[float, _Run]]] = defaultdict(list)
     for line in lines:
         run = _parsed(line)
@@ -114,7 +116,8 @@ def is_near(times: HookTimes, limit_s: int | None) -> bool:
 
 
 def meets_prologs(flags: frozenset[str]) -> bool:
-    """By PrologFlags: whether a batch script or a step may be launched while a prolog of the job still runs.
+    """Return by PrologFlags whether a batch script or a step may be launched while a prolog of the job still
+    runs.
 
     Without Alloc the launch itself runs the prolog. With Alloc slurmctld launches the batch script after the
     first node's prolog, and its steps meet those of other nodes; only DeferBatch waits for all of them.
@@ -123,7 +126,7 @@ def meets_prologs(flags: frozenset[str]) -> bool:
 
 
 def said(hook: str, times: HookTimes) -> str:
-    """``99 % of 4000 prologs took 0.41 s or less, the longest 2.1 s (measured on 1 node since …)``."""
+    """Return ``99 % of 4000 prologs took 0.41 s or less, the longest 2.1 s (measured on 1 node since …)``."""
     return (
         f"99 % of {count(times.runs, hook)} took {times.usual_s:.3g} s or less, the longest "
         f"{times.longest_s:.3g} s (measured on {count(times.nodes, 'node')} since "

@@ -1,7 +1,8 @@
 """The test of a suspect, and the next job's prolog beside it.
 
-After a job Slurm gives the node to nobody before the epilog has ended. A node that a running job gives back
-is idle at once, so the next prolog may come while the epilog still tests the node. It waits for the outcome.
+After a job Slurm gives the node to no other job before the epilog has ended. A node that a running job gives
+back is idle immediately, so the next prolog may come while the epilog still tests the node. It waits for the
+outcome.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _lock(state: Path) -> Path:
 
 @contextmanager
 def under_test(state: Path) -> Iterator[None]:
-    """Show that the node is being tested. Where that cannot be shown, it is tested all the same."""
+    """Show that the node is being tested. If that cannot be shown, it is tested all the same."""
     fd = -1
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ SETTLE_S = 0.2
 """What belongs together comes within a moment."""
 
 GAP_S = 0.75
-"""Between two rounds while the kernel does not stop logging; a fault in its log is to be seen within 1 s."""
+"""Between two rounds while the kernel does not stop logging; a fault in its log must be seen within 1 s."""
 
 _WARNING = 4
 """The level of syslog from which on (downwards) a message may be a fault."""
@@ -49,7 +49,7 @@ class Round(Record):
 
 
 def rounds(config: Watch, checks: Sequence[AnyCheck]) -> tuple[Round, ...]:
-    """Return all checks come first, so that they spare the others when both are due."""
+    """Return the rounds. All checks come first, so that they spare the others when both are due."""
     every_s = {Probe.KERNEL: config.all_s, Probe.GPU: config.gpu_s, Probe.NETWORK: config.network_s}
     groups = {probe: tuple(check.name for check in checks if check.probe is probe) for probe in every_s}
     return (
@@ -63,7 +63,7 @@ def rounds(config: Watch, checks: Sequence[AnyCheck]) -> tuple[Round, ...]:
 
 
 def share_of(failing: str, one: Round) -> str:
-    """Those failures (a line ``check subject`` for each) that a round sees."""
+    """Return the failures (a line ``check subject`` for each) that a round sees."""
     return "\n".join(line for line in failing.splitlines() if line.partition(" ")[0] in one.only)
 
 
@@ -77,7 +77,9 @@ class Schedule:
         self._due = {one.name: now + one.every_s * bool(one.only) for one in rounds_}
 
     def logged(self, now: float) -> None:
-        """The kernel has logged something. One that does not stop logging is not checked all the time."""
+        """Note that the kernel has logged something. One that does not stop logging is not checked all the
+        time.
+        """
         if Probe.KERNEL in self._due:
             self._due[Probe.KERNEL] = min(self._due[Probe.KERNEL], max(now + SETTLE_S, self._checked + GAP_S))
 
@@ -87,7 +89,7 @@ class Schedule:
         return (first if self._due[first.name] <= now else None), max(0.0, self._due[first.name] - now)
 
     def done(self, one: Round, now: float) -> None:
-        """``one`` has run and ended at ``now``."""
+        """Note that ``one`` has run and ended at ``now``."""
         if one.name == "kernel":
             self._checked = now
         for seen in (one,) if one.only else self._rounds:
@@ -157,7 +159,7 @@ class _EndSignals:
 
 
 def _kernel_log() -> KernelLog | None:
-    """From now on; None if it cannot be read, so that only intervals are left."""
+    """Return the log from now on; None if it cannot be read, so that only intervals are left."""
     try:
         log = KernelLog(Host())
         log.read()

@@ -1,4 +1,4 @@
-"""XIDs that the driver reports as they happen, also where users may not read the kernel's log."""
+"""XIDs that the driver reports as they happen, also if users may not read the kernel's log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class XidEvent(Record):
 class XidEvents:
     """Waits for XIDs of all GPUs of this node. Use it in a ``with`` block.
 
-    Events that happen while nobody waits are kept by the driver. Entering raises ``OSError`` if there
+    The driver keeps events that happen while no process waits. Entering raises ``OSError`` if there
     is no NVIDIA library and ``RuntimeError`` if the driver gives no events.
     """
 
@@ -58,7 +58,9 @@ class XidEvents:
         self._nvml.close()
 
     def within(self, timeout_s: float) -> Iterator[XidEvent]:
-        """Events as they come, for at most ``timeout_s``. Raises ``RuntimeError`` if the driver breaks."""
+        """Yield events as they come, for at most ``timeout_s``. Raises ``RuntimeError`` if the driver
+        breaks.
+        """
         api = self._nvml.api
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
@@ -103,14 +105,14 @@ class GpuEvents:
         *,
         again_s: float = _AGAIN_S,
     ) -> None:
-        """``again_s``: pause after an error."""
+        """Take ``again_s``, the pause after an error."""
         self._listen = listen
         self._again_s = again_s
         self._found: Inbox[XidEvent | str] = Inbox()
         start_thread("xids", self._run)
 
     def fileno(self) -> int:
-        """Readable when :meth:`read` has something."""
+        """Return the descriptor, readable when :meth:`read` has something."""
         return self._found.fileno()
 
     def read(self) -> tuple[list[XidEvent], list[str]]:
@@ -128,7 +130,7 @@ class GpuEvents:
                     for event in events.within(math.inf):
                         self._found.put(event)
                 # A GPU is lost, and the set of events with it. Another one has the GPUs that are left.
-            except Exception as error:  # noqa: BLE001  # whatever it is, XIDs are to be heard again
+            except Exception as error:  # noqa: BLE001  # whatever it is, XIDs must be heard again
                 pause_s = self._again_s
                 if not _without_gpus(error) and reason != (reason := f"{type(error).__name__}: {error}"):
                     self._found.put(f"inspection: the driver's XIDs are not heard as they happen: {reason}")

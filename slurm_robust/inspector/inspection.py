@@ -1,7 +1,7 @@
 """The health of an agent's node while training runs: from observations of the inspector to alerts.
 
-:class:`Inspection` reads the inspector, in calls that return at once. :class:`Doubts` and :class:`AlertBook`
-are pure, without a clock.
+:class:`Inspection` reads the inspector, in calls that return immediately. :class:`Doubts` and
+:class:`AlertBook` are pure, without a clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AlertBook:
         return any(changes)
 
     def alerts(self, now: float) -> tuple[Alert, ...]:
-        """Those that stand and those that ended lately, in the order of their numbers."""
+        """Return those that stand and those that ended lately, in the order of their numbers."""
         over = [a for a in self._over if a.ended_s is not None and now + a.ended_s <= REMEMBERED_S]
         self._over = over[-MAX_ALERTS:]
         standing = sorted((a for a in self._standing.values() if a.number), key=lambda a: a.number)
@@ -116,7 +116,7 @@ class Doubts:
 
     A failure that was a doubt before counts when two undisturbed observations have seen it, the second at
     least :data:`~slurm_robust.nodes.gpus.judging.CONFIRM_AFTER_S` after the first, and none in between the
-    opposite. What was no doubt before (a GPU that is lost) counts at once.
+    opposite. What was no doubt before (a GPU that is lost) counts immediately.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Doubts:
         self._first: dict[Subject, float | None] = {}
 
     def note(self, now: float, *, busy: bool) -> None:
-        """Whether a worker of this node starts, restores or is being killed. To be called often."""
+        """Note whether a worker of this node starts, restores or is being killed. Call it often."""
         if not busy:
             self._busy_since = None
             return
@@ -158,7 +158,7 @@ class Doubts:
         return counts and first is not None and now - first >= CONFIRM_AFTER_S
 
     def _forget(self, observation: Observation, failed: list[Subject]) -> None:
-        """What has passed is no doubt any more; and a driver that says anything of a GPU is not silent."""
+        """Forget doubts that have passed; and a driver that says anything of a GPU is not silent."""
         passed = {subject for subject in observation.well if subject[0] == LOST}
         if any(subject[0] == LOST and subject[1] for subject in (*passed, *failed, *observation.unknown)):
             passed.add(_DRIVER)
@@ -176,7 +176,7 @@ _NOTES = 20
 class Inspection:
     """The inspector and the alerts that follow from it; without an inspector there are none.
 
-    It begins with the training, and ``wait_s`` after the first call where there is none.
+    It begins with the training, and ``wait_s`` after the first call if there is none.
     """
 
     def __init__(self, inspector: Inspector | None, wait_s: float = WAIT_S) -> None:
@@ -192,12 +192,14 @@ class Inspection:
         self._notes: list[str] = []
 
     def fileno(self) -> int:
-        """Readable when :meth:`follow` has something to do; -1 while there is nothing to wait for."""
+        """Return the descriptor, readable when :meth:`follow` has something to do; -1 if there is none to
+        wait for.
+        """
         return self._inspector.fileno() if self._inspector else -1
 
     @property
     def traffic(self) -> Traffic | None:
-        """For the heartbeat: what the links between nodes have carried in this generation."""
+        """What the links between nodes have carried in this generation, for the heartbeat."""
         return self._meter.traffic
 
     def follow(self, now: float, generation: int, *, busy: bool = False) -> bool:
@@ -223,11 +225,11 @@ class Inspection:
         return has_news
 
     def alerts(self, now: float) -> tuple[Alert, ...]:
-        """For the heartbeat."""
+        """Return the alerts for the heartbeat."""
         return self._book.alerts(now)
 
     def notes(self) -> list[str]:
-        """Notes for the journal since the last call."""
+        """Return the notes for the journal since the last call."""
         found, self._notes = self._notes, []
         return found
 

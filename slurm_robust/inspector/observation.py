@@ -22,7 +22,7 @@ class Observation(Record):
     """Reasons for an alert."""
 
     effects: dict[str, Effect] = {}
-    """Of the checks that failed, those whose effect is another than a plain fault's."""
+    """The failed checks whose effect is another than a plain fault's."""
 
     well: tuple[Subject, ...] = ()
     """Measured, and in order."""
@@ -80,7 +80,7 @@ def sort(report: Report, checks: Iterable[AnyCheck], notes: Iterable[str] = ()) 
 
 
 def encode(observation: Observation) -> bytes:
-    """``observation`` as one packet."""
+    """Encode ``observation`` as one packet."""
     return msgspec.json.encode(observation)
 
 

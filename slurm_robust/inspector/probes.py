@@ -47,7 +47,9 @@ _BUDGET_S = 15.0
 
 
 def probes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Send], None], ...]:
-    """Functions that probe for ever, each for a process of its own. ``file`` is the node's configuration."""
+    """Return functions that probe for ever, each for a process of its own. ``file`` is the node's
+    configuration.
+    """
     return (
         partial(follow_kernel, ProbeRunner(Probe.KERNEL, call, host, file), host, spec),
         partial(follow_gpus, ProbeRunner(Probe.GPU, directly, host, file), spec),
@@ -98,7 +100,7 @@ class ProbeRunner:
         return structs.replace(observation, nbytes=self._carried(report))
 
     def _carried(self, report: Report) -> int | None:
-        """By what this run has read; None for parts that are not the network."""
+        """Return the bytes by what this run has read; None for parts that are not the network."""
         sources = (infiniband.SOURCE, ethernet.SOURCE)
         samples = (self._memory.fresh(source, report.at, report.boot_id) for source in sources)
         ports, interfaces = (one.facts if one and one.at == report.at else None for one in samples)
@@ -169,7 +171,7 @@ def follow_kernel(probe: ProbeRunner, host: Host, spec: InspectionSpec, send: Se
 
 
 class KernelNews:
-    """What the kernel says from now on; never anything where its log cannot be read."""
+    """What the kernel says from now on; never anything if its log cannot be read."""
 
     def __init__(self, host: Host) -> None:
         try:
@@ -187,7 +189,7 @@ class KernelNews:
 
 
 def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, send: Send) -> None:
-    """Run ``probe`` every ``gpu_s``, and send the driver's events at once.
+    """Run ``probe`` every ``gpu_s``, and send the driver's events immediately.
 
     The driver is opened once: opening it each time would take its locks for longer than all questions. So the
     process has no children, and a run that hangs costs a thread: then the driver is asked less often.
@@ -215,7 +217,9 @@ def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, send: Send) -> None:
 
 
 def _until_next_s(spec: InspectionSpec, observation: Observation, silent: int) -> float:
-    """``silent``: runs in a row without an answer. The second must come late enough to count."""
+    """Return the pause. ``silent``: runs in a row without an answer. The second must come late enough to
+    count.
+    """
     if 0 < silent < _PATIENCE:
         return max(spec.gpu_s, CONFIRM_AFTER_S)
     is_there = silent == 0 and (observation.well or observation.failed)

@@ -23,7 +23,7 @@ class Host:
         return self.root == Path("/")
 
     def path(self, name: str) -> Path:
-        """Return the path at which to open ``/proc/stat``."""
+        """Return the path below this root at which to open a file such as ``/proc/stat``."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str, limit: int = 2**20) -> str:

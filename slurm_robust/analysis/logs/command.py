@@ -80,7 +80,7 @@ class LogRecord(Record):
     id: str
     stream: str = "program"
     text: str | None = None
-    """Of a single log,"""
+    """For a single log,"""
     ranks: tuple[LogOfRank, ...] | None = None
     """or the logs of several ranks."""
 
@@ -177,7 +177,9 @@ def _records(source: str) -> Iterator[LogRecord]:
 
 
 def _ranked(files: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Texts by rank: from the files' names where all have one, else in the order in which they are given."""
+    """Yield texts by rank: from the files' names if all have one, else in the order in which they are
+    given.
+    """
     found = [_RANK.search(os.path.basename(name)) for name in files]
     named = [int(match[1]) for match in found if match]
     ranks = named if len(named) == len(files) else list(range(len(files)))
@@ -192,7 +194,8 @@ def _text(name: str) -> str:
     if name == STDIN:
         return bounded(sys.stdin.buffer)
     try:
-        # A named pipe that nobody writes is not waited for; one of a shell's <(command) is read to its end.
+        # A named pipe that no process writes is not waited for; one of a shell's <(command) is read to its
+        # end.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode
@@ -207,7 +210,9 @@ def _text(name: str) -> str:
 
 
 def bounded(stream: BinaryIO) -> str:
-    """Head and tail of a log of any length. Lines in between are empty, so that line numbers stay right."""
+    """Return head and tail of a log of any length. Lines in between are empty, so that line numbers stay
+    right.
+    """
     head = stream.read(HEAD)
     tail, skipped = b"", 0
     while chunk := stream.read(_CHUNK):

@@ -63,12 +63,16 @@ def non_finite(lines: Sequence[Line]) -> int | None:
 
 
 def _is_norm(name: str) -> bool:
-    """Mixed precision skips a step whose gradients are not finite; a finite norm after it is well."""
+    """Return whether ``name`` is a gradient norm's. Mixed precision skips a step whose gradients are not
+    finite; a finite norm after it is well.
+    """
     return "norm" in name
 
 
 def _is_best(name: str) -> bool:
-    """The best or least loss so far is infinite before the first one is known."""
+    """Return whether ``name`` is that of a best loss so far, which is infinite before the first one is
+    known.
+    """
     return name.startswith(("best", "min", "val", "initial"))
 
 

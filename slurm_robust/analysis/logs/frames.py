@@ -21,7 +21,7 @@ _QUOTED = 10
 _SPAN = 400
 """Maximum number of lines of a traceback."""
 
-# Where a log begins inside a traceback: what follows the source that is quoted first.
+# If a log begins inside a traceback: what follows the source that is quoted first.
 _GOES_ON = re.compile(r'( *)(?:File "[^"\n]{1,400}", line \d+|\[Previous line repeated )')
 _ENDS = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure)(?::|$)")
 
@@ -30,11 +30,12 @@ _BOX = re.compile(r"([^╭╰+]*)[╭╰+][─-]+( Traceback \(most recent call 
 # The lines of a box that began before the log: numbered source, and what is in a box of local variables.
 _OF_BOX = re.compile(r"[^│]{0,80}│ (?:[❱ ] *\d+ |[│╭╰]).*│$")
 
-# Nobody learns what destructors and the like raise; a handler's failure to write a log line neither.
+# What destructors and the like raise is reported to no caller; a handler's failure to write a log line
+# neither.
 _ANNOUNCED = ("exception ignored in", "--- logging error ---")
 _HEAD = "Traceback (most recent call last)"
-# Where multiprocessing prints an exception and goes on, by its outermost frame and the exceptions that do no
-# harm: of what is put into a queue whose reader has gone, and of the clean-up at a process's end.
+# Places at which multiprocessing prints an exception and goes on, by its outermost frame and the exceptions
+# that do no harm: of what is put into a queue whose reader has gone, and of the clean-up at a process's end.
 _PRINTED = (
     ("in _feed", "/multiprocessing/queues.py", re.compile(r"BrokenPipeError|ConnectionResetError")),
     ("in _run_finalizers", "/multiprocessing/util.py", re.compile(r"")),
@@ -59,7 +60,7 @@ _LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?){0,3}(?!\d)[\w.<>]+(?::|
 
 
 def place(lines: Sequence[Line], at: int) -> str:
-    """``train.py:12``: the innermost frame of the traceback that ends at line ``at``, or holds it.
+    """Return ``train.py:12``: the innermost frame of the traceback that ends at line ``at``, or holds it.
 
     Frames outside of installed packages come first, since the bug is mostly there. Only the file's name is
     given, because folders differ from node to node and from release to release. "" without a traceback.
@@ -119,7 +120,7 @@ def _indent(text: str) -> int:
 
 
 def _boxed(lines: Sequence[Line]) -> Iterator[int]:
-    """The lines in rich's boxes, which quote source and show local variables."""
+    """Yield the lines in rich's boxes, which quote source and show local variables."""
     boxes: dict[str, float] = {}  # by label: the newest line of the box, -inf when it has ended
     for at, line in enumerate(lines):
         if line.text.endswith(("╮", "╯", "+")) and (found := _BOX.match(_CHANGING.sub("0", line.text))):
@@ -135,7 +136,7 @@ def _boxed(lines: Sequence[Line]) -> Iterator[int]:
 
 
 def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
-    """The lines of exceptions that end nothing: with what announces them, and their traceback if any.
+    """Yield the lines of exceptions that end nothing: with what announces them, and their traceback if any.
 
     ``having``: the lines that may have a literal.
     """
@@ -152,7 +153,9 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
 
 
 def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
-    """The tracebacks that a program prints, with what announces them; whether it goes on, its steps tell."""
+    """Yield the tracebacks that a program prints, with what announces them; whether it goes on, its steps
+    tell.
+    """
     for at in having(_HEAD.lower()):
         begin, end = at, _end_of_chain(lines, at)
         before = lines[at].text.partition(_HEAD)[0]
@@ -165,7 +168,7 @@ def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterato
 
 
 def _end_of_chain(lines: Sequence[Line], begin: int) -> int:
-    """Behind the last of the tracebacks that follow from each other, of which the first begins there."""
+    """Return the line behind the last traceback of a chain whose first begins there."""
     end = begin + _length(lines, begin)
     while any(_CHAINED.search(line.text) for line in lines[end : end + 3]):
         head = next((at for at in range(end, min(end + 6, len(lines))) if _HEAD in lines[at].text), None)
@@ -176,7 +179,7 @@ def _end_of_chain(lines: Sequence[Line], begin: int) -> int:
 
 
 def raised(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[int]:
-    """The lines with the exceptions that tracebacks end with."""
+    """Yield the lines with the exceptions that tracebacks end with."""
     for at in having(_HEAD.lower()):
         if length := _length(lines, at):
             yield at + length - 1
@@ -189,7 +192,9 @@ def explained(lines: Sequence[Line], found: Container[int]) -> list[int]:
 
 
 def _length(lines: Sequence[Line], begin: int) -> int:
-    """Of the traceback, or of the exception without one, that begins there; 0 if there is neither."""
+    """Return the length of the traceback, or of the exception without one, that begins there; 0 if
+    neither.
+    """
     texts = [line.text for line in lines[begin : begin + _SPAN]]
     if texts and _HEAD in texts[0]:
         return next((n for n, text in enumerate(texts[1:], 2) if _LAST.match(text)), 2)
@@ -207,7 +212,7 @@ def _above(lines: Sequence[Line], at: int) -> list[tuple[str, str]]:
 
 
 def _below(lines: Sequence[Line], at: int) -> list[tuple[str, str]]:
-    """For a deciding line that stands ahead of its traceback."""
+    """Return the lines below a deciding line that stands ahead of its traceback."""
     frames: list[tuple[str, str]] = []
     for line in lines[at + 1 : at + 60]:
         if found := _FRAME.search(line.text):

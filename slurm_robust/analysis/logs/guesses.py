@@ -49,7 +49,7 @@ _LIST = 8
 
 
 def without_guess(text: str) -> str:
-    """Return the text without its guesses: up to the end of the sentence, and of the line where a list
+    """Return the text without its guesses: up to the end of the sentence, and of the line if a list
     follows.
     """
     found = _search(text)

@@ -42,7 +42,7 @@ _TIMES = re.compile(r"\d+(?:[-:/.,T ]\d+)+")
 
 _NUMBER = re.compile(r"[0-9]+")
 
-# Too little for a verdict, and enough to tell a healthy training from a log that nobody understands.
+# Too little for a verdict, and enough to tell a healthy run from a log that no rule understands.
 _TROUBLE = re.compile(
     r"(?<![\w-])(?:[\w.]*(?:error|exception)s?|traceback|fatal|fail(?:s|ed|ures?)?|abort(?:ed|ing)?|panic"
     r"|seg(?:mentation )?fault|core dumped|killed|crash(?:ed)?|died|lost|unreachable|denied|refused|rejected"
@@ -205,11 +205,11 @@ def _needs(text: str) -> tuple[str, str]:
 
 
 def _shape(text: str) -> str:
-    """In lower case, and each number is 0: a literal in a line is also in the line's shape."""
+    """Return the shape: in lower case, each number is 0. A literal in a line is also in the line's shape."""
     return _NUMBER.sub("0", text.lower())
 
 
-# Of the same few hundred for every log, as is the next.
+# One of the same few hundred for every log, as is the next.
 _shape_of_literal = cache(_shape)
 
 
@@ -227,7 +227,7 @@ class _Shapes:
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
 
     def having(self, literal: str) -> Iterator[str]:
-        """Those with ``literal``, in order."""
+        """Yield those with ``literal``, in order."""
         place = self.whole.find(literal)
         while place >= 0:
             index = bisect_right(self._starts, place) - 1
@@ -327,7 +327,7 @@ class _Log:
         return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MAX_TROUBLE))[::-1]
 
     def curved(self, rules: Sequence[LogRule]) -> Iterator[tuple[LogRule, int]]:
-        """Where losses and gradient norms do what rules name."""
+        """Yield the lines at which losses and gradient norms do what rules name."""
         chosen = sorted({at for literal in curve.LITERALS for at in self.having(literal)}) if rules else []
         lines = [self.lines[at] for at in chosen]
         for rule in rules:

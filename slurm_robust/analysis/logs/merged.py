@@ -29,7 +29,7 @@ def read_merged(
     """Return what holds for the whole text, and the ranks that failed first; none if nothing tells."""
     whole = read(text, stream, rules)
     if whole.tier is None or whole.verdict.symptom == "preemption_or_time_limit":
-        return whole, ()  # nobody failed first
+        return whole, ()  # no rank failed first
     parts = {rank: read(part, stream, rules) for rank, part in _by_rank(text).items()}
     failed = {rank: reading for rank, reading in parts.items() if reading.tier is not None}
     if len(failed) > 1:

@@ -142,7 +142,7 @@ def told_of(lines: Sequence[Line], at: int) -> tuple[int, ...]:
 
 
 def own_host(text: str) -> str:
-    """Return the host that wrote a log, where its lines tell it; else empty."""
+    """Return the host that wrote a log, if its lines tell it; else empty."""
     for hint in _HOST_HINTS:
         at = text.find(hint)
         begin = max(0, text.rfind("\n", 0, at))

@@ -58,7 +58,7 @@ def check(pattern: str) -> None:
 
 @cache
 def literals_of(pattern: str) -> tuple[str, ...]:
-    """Literals, in lower case, of which every match contains one; () if none is long enough."""
+    """Return literals, in lower case, of which every match contains one; () if none is long enough."""
     tokens = list(_tokens(pattern))
     literals = _choices(tokens)
     return tuple(dict.fromkeys(literals)) if _least(literals) >= SHORTEST_LITERAL else ()
@@ -88,7 +88,7 @@ def _choices(tokens: list[tuple[str, str]]) -> list[str]:
 
 
 def _forget_last(parts: list[list[str]]) -> None:
-    """The last character or group need not be there."""
+    """Forget the last character or group, which need not be there."""
     if parts[-1] == [""]:
         parts[-2:-1] = [[""]]
     else:

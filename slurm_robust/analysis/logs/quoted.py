@@ -16,7 +16,9 @@ _LABEL = re.compile(
 
 
 def labelled(text: str) -> bool | None:
-    """True: the line is marked as text, by quotes or brackets; None: by its label only; else False."""
+    """Return True if the line is marked as text, by quotes or brackets; None if by its label only; else
+    False.
+    """
     found = _LABEL.match(text)
     if found is None or not (found["sign"] or found["close"]):
         return False

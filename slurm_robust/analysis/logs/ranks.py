@@ -60,7 +60,8 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
-    """What holds for all ranks together: that of the first root; else what nobody knows; else all is well.
+    """Return what holds for all ranks together: that of the first root; else what is unknown; else all is
+    well.
 
     A root that says nothing itself is known from the ranks that wait for it, so theirs holds.
     """
@@ -78,18 +79,18 @@ def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
 
 
 def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
-    """Whose failure explains that of the others; empty when nobody failed, or all alike.
+    """Return whose failure explains that of the others; empty if no rank failed, or all alike.
 
     Blame follows from evidence, the strongest first:
 
     1. lines of a device or of the kernel;
     2. a cause of a rank's own, by its tier (``_ROOTS``) and weight;
-    3. where the ranks only wait, or tell the error of another one or the end of another host: the few that
+    3. if the ranks only wait, or tell the error of another one or the end of another host: the few that
        have begun fewer collectives than most, the ranks that their messages name, those on hosts that they
        name, then those that say nothing;
     4. the rank that is behind in the collectives, then the earliest failure, if all logs show it;
-    5. the only one that failed, or the first as they are given, unless it only waits for nobody knows whom;
-    6. nobody.
+    5. the only one that failed, or the first as they are given, unless it only waits for an unknown rank;
+    6. none.
 
     Several ranks are roots if each names the same cause of its own at about the same time.
     """
@@ -136,9 +137,7 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
 
 
 def _late(failed: Mapping[Key, Reading], strength: Mapping[Key, tuple[int, int]]) -> tuple[Key, ...]:
-    """Return the few ranks that have begun fewer collectives of a process group than most, where all tell
-    it.
-    """
+    """Return the few ranks that have begun fewer collectives of a process group than most, if all tell it."""
     if min(strength.values())[0] < _ROOTS.index(EvidenceTier.EFFECT):
         return ()  # a cause tells more
     shared = set.intersection(*(set(reading.enqueued) for reading in failed.values()))
@@ -190,8 +189,8 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
 
 
 def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
-    """Return the least one is the root. A rank that only ended comes before one that complains about a
-    peer.
+    """Return the strength: the least is the root. A rank that only ended comes before one that complains
+    about a peer.
     """
     if of_another:
         return max(

@@ -144,8 +144,9 @@ class LogRule(Section):
     weight: int = 0
 
     takes_back: tuple[Symptom, ...] = ()
-    """Of the tier ``recovery``: failures with these symptoms in earlier lines, if they name the same device,
-    address or report, or either line names none, count as noise."""
+    """For the tier ``recovery``: failures with these symptoms in earlier lines, if they name the same device,
+    address or report, or either line names none, count as noise.
+    """
 
     brings: tuple[Symptom, ...] = ()
     """Failures with these symptoms in later lines follow from this one: they decide only if nothing else
@@ -210,7 +211,7 @@ class Trigger(NamedTuple):
 
     rule: LogRule
     pattern: str | None
-    """Of the rule; None: its codes or shapes."""
+    """The rule's; None: its codes or shapes."""
 
 
 class RuleSet:

@@ -12,7 +12,7 @@ from slurm_robust.model.errors import ExitCode, PreflightError
 
 
 def check_log_rules(config: JobConfig, cwd: Path) -> None:
-    """All files must be there and right. Raises :class:`PreflightError` with file and line."""
+    """Check that all files are there and right. Raises :class:`PreflightError` with file and line."""
     try:
         with_site_rules(_files(config, cwd))
     except InvalidSettings as error:
@@ -20,7 +20,7 @@ def check_log_rules(config: JobConfig, cwd: Path) -> None:
 
 
 def load_log_rules(config: JobConfig, cwd: Path) -> tuple[RuleSet, str]:
-    """Our rules and above them the site's; only ours, and why, if those cannot be used any more."""
+    """Return our rules and above them the site's; only ours, and why, if those cannot be used any more."""
     try:
         return with_site_rules(_files(config, cwd)), ""
     except InvalidSettings as error:

@@ -73,7 +73,7 @@ class LogProgress:
     """How far the lines of a log say that the training is."""
 
     def __init__(self, lines: Sequence[Line], places: Iterable[int]) -> None:
-        """``places``: of the lines that :data:`STEP` matches."""
+        """Take ``places``, those of the lines that :data:`STEP` matches."""
         self._lines = lines
         self._places = sorted(places)
 
@@ -142,7 +142,7 @@ def split(
     """Return the sightings that stand, and the lines of those that are taken back.
 
     ``seen``: with those of the tier ``recovery``. ``raised``: the lines with the exceptions of tracebacks.
-    ``ended``: the line that tells the training's end. ``count``: of all lines.
+    ``ended``: the line that tells the training's end. ``count``: the number of all lines.
     """
     repairs = [sighting for sighting in seen if sighting.rule.tier is EvidenceTier.RECOVERY]
     failures = [sighting for sighting in seen if sighting.rule.tier is not EvidenceTier.RECOVERY]

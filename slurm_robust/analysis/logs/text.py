@@ -11,7 +11,7 @@ HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 """Characters that are read of the beginning and of the end of a huge log: causes are in either."""
 
 LINE = 2000
-"""Of a longer line its beginning and its end are kept, in characters."""
+"""A longer line keeps its beginning and its end, in characters."""
 
 
 class Line(NamedTuple):

@@ -22,11 +22,11 @@ class Reading(Record):
 
     verdict: Classification
     number: int = 0
-    """Of the deciding line, from 1; 0 if none decided."""
+    """Number of the deciding line, from 1; 0 if none decided."""
     context: tuple[tuple[int, str], ...] = ()
     """The lines around it with their numbers; of an unknown log the last lines that look like failures."""
     tier: EvidenceTier | None = None
-    """Of the rule, as are the next two; None if none matched."""
+    """The rule's, as are the next two; None if none matched."""
     weight: int = 0
     advice: str = ""
     named: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -
 
 
 def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Reading:
-    """As :func:`classify`, together with what decided."""
+    """Classify as :func:`classify`, together with what decided."""
     lines = lines_of(text)
     evidence = frames.without_source(lines)
     found = sightings(evidence, rules or shipped(), stream)
@@ -134,7 +134,9 @@ def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classificat
 
 
 def without_conviction(reading: Reading) -> Reading:
-    """As it holds for one rank of several: that it lost a peer tells nothing about any node."""
+    """Return the reading as it holds for one rank of several: that it lost a peer tells nothing about any
+    node.
+    """
     if reading.tier is not EvidenceTier.EFFECT or reading.verdict.action is not Remedy.EVICT:
         return reading
     verdict = replace(reading.verdict, blame=Cause.UNKNOWN, action=Remedy.RESTART)

@@ -20,12 +20,12 @@ class StepTimes:
         self._window: deque[float] = deque(maxlen=WINDOW)
         self._ordered: list[float] | None = None
         self.steps = 0
-        """Of all that were ever measured."""
+        """How many were ever measured."""
         self.longest = 0.0
-        """The same."""
+        """The longest of all that were ever measured."""
 
     def add(self, seconds: float, steps: int = 1) -> None:
-        """One measurement, over ``steps`` steps that took ``seconds`` each, or at least one of them."""
+        """Add one measurement, over ``steps`` steps that took ``seconds`` each, or at least one of them."""
         self._window.append(seconds)
         self._ordered = None
         self.steps += steps
@@ -80,7 +80,8 @@ SILENT = Bound(
 
 
 def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = False) -> Bound:
-    """From the launch until the first step, which took ``longest_s`` at most so far (0: unknown).
+    """Return the bound from the launch until the first step, which took ``longest_s`` at most so far (0:
+    unknown).
 
     ``hung_here``: training resumes at the very step after which it was taken for hanging before.
     """
@@ -94,7 +95,9 @@ def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = Fals
 
 
 def in_phases(config: DetectConfig, names: Mapping[str, float], longest: Mapping[str, float]) -> Bound:
-    """While ranks are in the phases ``names``: the longest of their bounds. ``longest``: what they took."""
+    """Return the bound while ranks are in the phases ``names``: the longest of theirs. ``longest``: what they
+    took.
+    """
     return max((_in_phase(config, name, longest.get(name, 0.0)) for name in names), key=lambda b: b.seconds)
 
 
@@ -110,7 +113,7 @@ def _in_phase(config: DetectConfig, name: str, longest_s: float) -> Bound:
 def between_steps(
     config: DetectConfig, own: StepTimes, past: PaceHistory, *, hung_here: bool = False
 ) -> Bound:
-    """Between two steps, from the times of this generation and of the job's ``past``.
+    """Return the bound between two steps, from the times of this generation and of the job's ``past``.
 
     ``hung_here``: after this very step the training was taken for hanging before.
     """
@@ -124,13 +127,15 @@ def between_steps(
         text = f"more than {found.why}, since it seemed to hang {past.doubts} times within hours"
         found = Bound(seconds=doubted_s, why=text)
     if hung_here and config.phase_s > found.seconds:
-        # A fault seldom strikes twice at one step; a long evaluation that nobody announces does.
+        # A fault seldom strikes twice at one step; a long evaluation that is not announced does.
         found = Bound(seconds=config.phase_s, why=HUNG_HERE)
     return found
 
 
 def usual(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
-    """By the 99th percentile of step times: of this generation, while it is young also of the past."""
+    """Return the bound by the 99th percentile of step times: of this generation, of the past too while it is
+    young.
+    """
     p99 = own.quantile(0.99) if own.steps >= FEW_STEPS else 0.0
     if own.steps < MANY_STEPS:
         p99 = max(p99, past.p99_s)
@@ -139,7 +144,9 @@ def usual(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
 
 
 def _begun(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
-    """In the first steps, which compile and allocate: by the longest step, or else the first one."""
+    """Return the bound in the first steps, which compile and allocate: by the longest step, or else the
+    first.
+    """
     factor = config.hang_factor
     longest = max(own.longest, past.longest_s, past.p99_s)
     text = "the longest step so far"

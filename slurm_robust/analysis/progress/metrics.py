@@ -46,7 +46,7 @@ class Series:
         return bool(self._refused)
 
     def add(self, value: float, *, judge: bool = True) -> None:
-        """The next value; with ``judge`` False it is accepted whatever it is."""
+        """Add the next value; with ``judge`` False it is accepted whatever it is."""
         if judge and self._is_jump(value):
             self._refused.append(value)
             if len(self._refused) < WINDOW:
@@ -108,7 +108,7 @@ class MetricWatch:
         self._healed: list[str] = []
 
     def see(self, records: Sequence[Progress]) -> None:
-        """Records of all ranks; only new steps count, and only of ranks that report them."""
+        """See the records of all ranks; only new steps count, and only of ranks that report them."""
         fresh = [r for r in records if r.reported and r.step > self._seen.get(r.rank, -1)]
         if not fresh:
             return
@@ -168,7 +168,7 @@ class MetricWatch:
     def _see_jump(
         self, name: str, series: Series, records: Sequence[Progress], fresh: list[Progress], warm_until: int
     ) -> None:
-        """Of one rank, the lowest that reports: losses of different ranks differ."""
+        """See a jump on one rank, the lowest that reports: losses of different ranks differ."""
         of = min((r for r in records if getattr(r, name) is not None), key=lambda r: r.rank, default=None)
         if of is None or of not in fresh or not math.isfinite(value := getattr(of, name)):
             return
@@ -200,14 +200,14 @@ def _is_bad(value: float | None) -> bool:
 def where_it_began(records: Sequence[Progress]) -> str:
     """Return where the loss is not finite, and on which rank since the earliest step; "" if it is finite.
 
-    Who was heard first may not be where it began: each rank records its own first bad step.
+    The rank that was heard first may not be where it began: each rank records its own first bad step.
     """
     shown = [r for r in records if _is_bad(r.loss)]
     return _non_finite(shown, records) if shown else ""
 
 
 def _first_bad(record: Progress) -> int:
-    """Return the step since which the numbers of this rank are not finite, as far as it is known."""
+    """Return the step since which the numbers of this rank are not finite, if it is known."""
     return record.bad_step if record.bad_step >= 0 and _is_bad(record.loss) else record.step
 
 
@@ -216,7 +216,7 @@ def _began(record: Progress) -> tuple[int, float, int]:
 
 
 def _non_finite(shown: list[Progress], records: Sequence[Progress]) -> str:
-    """Says on which ranks; a loss is each rank's own, so one that is alone with it points to itself."""
+    """Say on which ranks; a loss is each rank's own, so one that is alone with it points to itself."""
     first, ranks = min(shown, key=_began), tuple(sorted(r.rank for r in shown))
     step = _first_bad(first)
     name = "loss" if _is_bad(first.loss) else "grad_norm"

@@ -56,7 +56,7 @@ class _Sample(Record):
 
     @classmethod
     def of(cls, records: Sequence[Progress], now: float) -> _Sample:
-        """``records`` are not empty and as old as they are ``now``."""
+        """Sample ``records``, which are not empty and as old as they are ``now``."""
         reporting = tuple(r for r in records if r.reported)
         telling = reporting or tuple(r for r in records if r.step >= 0)
         speaking = telling or tuple(records)
@@ -143,7 +143,7 @@ class PaceWatch:
     """
 
     def __init__(self, config: DetectConfig, past: PaceHistory, resumed: int = -1) -> None:
-        """``resumed``: the step of the checkpoint that this generation began with, -1 for none."""
+        """Take ``resumed``, the step of the checkpoint that this generation began with, -1 for none."""
         self._resumed = resumed
         self._config = config
         self._known = past  # with what was learned of seldom things since
@@ -164,7 +164,7 @@ class PaceWatch:
         self._sure = past  # what was known before the last hang put it into doubt
 
     def see(self, records: Sequence[Progress], now: float) -> None:
-        """Records of all ranks that are alive, their ages counted until ``now``.
+        """See the records of all ranks that are alive, their ages counted until ``now``.
 
         Ranks that have ended are left out, because nothing is expected of them any more.
         """
@@ -191,7 +191,7 @@ class PaceWatch:
         self._sample = sample
 
     def hold_up(self, now: float) -> None:
-        """Training was held up from outside until ``now``: how long the step took says nothing."""
+        """Note that training was held up from outside until ``now``: how long the step took says nothing."""
         self._held_until = now
 
     @property
@@ -277,8 +277,8 @@ class PaceWatch:
             self._slowdown.add(seconds, steps)
 
     def _stretch(self, sample: _Sample, begin: float) -> tuple[float, bool] | None:
-        """Return the seconds from ``begin``, or the end of a phase after it, to the newest step; if from
-        ``begin``.
+        """Return the seconds from ``begin``, or the end of a phase after it, to the newest step; and whether
+        from ``begin``.
 
         None if a phase hides how long it was.
         """
@@ -291,7 +291,7 @@ class PaceWatch:
         return None if self._phase_seen else (max(0.0, sample.at - begin), True)
 
     def _learn_phases(self, sample: _Sample) -> None:
-        """A phase is over when all ranks have left it."""
+        """Learn from phases that are over, because all ranks have left them."""
         for name, seconds in sample.phases.items():
             self._open[name] = max(seconds, self._open.get(name, 0.0))
         for name in [name for name in self._open if name not in sample.phases]:
@@ -329,7 +329,7 @@ class PaceWatch:
         return _hang(sample, sample.behind, still_s, bound)
 
     def _doubt(self, sample: _Sample) -> None:
-        """If what was learned is too short here, no hang may come of it a second time."""
+        """Doubt what was learned: if it is too short here, no hang may come of it a second time."""
         self._sure = self._known
         if sample.phases:
             kept = {
@@ -343,7 +343,9 @@ class PaceWatch:
             self._calm_since = sample.now
 
     def _alone(self, sample: _Sample) -> PaceVerdict | None:
-        """Some ranks are still while others go on, so no rank of theirs waits for another."""
+        """Return the verdict if some ranks are still while others go on: then no rank of theirs waits for
+        another.
+        """
         bound = self._bound(sample)
         allowed = Bound(
             seconds=ALONE_FACTOR * bound.seconds,

@@ -26,7 +26,7 @@ class Slowdown:
     """Compares the median of the last minute of training with the training's own, one generation long.
 
     ``reference_s`` is that median in seconds per step: of what this generation did before the last minute
-    or, where that is too little, of the job's past; 0 while nothing is known. Times of a slowdown do not
+    or, if that is too little, of the job's past; 0 while nothing is known. Times of a slowdown do not
     count for it, so a slowdown does not become the norm.
     """
 
@@ -39,7 +39,7 @@ class Slowdown:
         self.is_slow = False
 
     def add(self, seconds: float, steps: int) -> None:
-        """``steps`` were made within ``seconds``, without a phase in between."""
+        """Add ``steps`` made within ``seconds``, without a phase in between."""
         self._recent.append((seconds, seconds / steps))
         self._recent_s += seconds
         while len(self._recent) > SUSTAINED_MEASURES and self._recent_s - self._recent[0][0] >= SUSTAINED_S:
@@ -88,13 +88,13 @@ class Slowdown:
             # Over only at half of the excess, so that times about the limit are one slowdown and not many.
             self.is_slow = self.recent_s >= self.reference_s * (1 + self._factor) / 2
         else:
-            # Where steps vary by nature, several slow ones in a row are nothing.
+            # If steps vary by nature, several slow ones in a row are nothing.
             is_beyond = self.recent_s >= self.limit_s > 0.0
             self.is_slow = is_beyond and self.recent_s > self._usual_s
 
 
 class Reminder:
-    """When to report a slowdown: at once, when it has become as much worse again, and ever more rarely.
+    """When to report a slowdown: immediately, when it has become as much worse again, and ever more rarely.
 
     The first search for the straggler may have failed because another cause hid it.
     """
@@ -104,7 +104,7 @@ class Reminder:
         self.forget()
 
     def forget(self) -> None:
-        """The slowdown is over."""
+        """Forget the slowdown, which is over."""
         self._reported_s, self._reported_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
         self.times = 0
         """How often this one was reported."""

@@ -29,10 +29,10 @@ class TrafficMeter:
         self._pause_s = 0.0
 
     def see(self, nbytes: int, now: float) -> None:
-        """All links together have received and sent ``nbytes`` since they count.
+        """See that all links together have received and sent ``nbytes`` since they count.
 
-        Fewer than before: a counter was set back or a port has gone. What was carried meanwhile nobody
-        knows, so silence begins anew.
+        Fewer than before: a counter was set back or a port has gone. What was carried meanwhile is unknown,
+        so silence begins anew.
         """
         before, self._read = self._read, (now, nbytes)
         if before is None:
@@ -67,7 +67,7 @@ def fallen_silent(
     else.
 
     ``traffic`` of each node that trains; a node without such links, or whose links never carried anything,
-    says nothing, and then the rule has no say. Nor has it where the links carried something for a short while
+    says nothing, and then the rule has no say. Nor has it if the links carried something for a short while
     only, say what was restored. ``records`` of all ranks that are alive: a step or a phase is a sign of life.
     ``longest_pause_s``: the longest time without a step that is known to have ended by itself.
     """

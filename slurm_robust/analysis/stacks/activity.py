@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Activity(str, Enum):
-    """What a rank does, as far as it matters for the question which rank waits for which."""
+    """What a rank does, by what matters for the question which rank waits for which."""
 
     STOPPED = "is stopped"
     GONE = "is gone"
@@ -50,7 +50,7 @@ _PYTHON: tuple[tuple[Meaning, str, str], ...] = (
         r"torch/distributed/checkpoint/|torch/serialization\.py|slurm_robust/checkpoint/",
     ),
     (Activity.CHECKPOINT, "", r"safetensors/|tensorstore/|zarr/|dist_checkpointing/"),
-    # Scripts that evaluate or log ask these all the time; they wait for nobody.
+    # Scripts that evaluate or log ask these all the time; they wait for no other rank.
     (Activity.COMPUTE, r"^(get_|is_)|^_rank_not_in_group$", r"torch/distributed/distributed_c10d\.py"),
     (Activity.PEERS, "", r"torch/distributed/(?!elastic/)|torch/nn/parallel/distributed\.py"),
     (Activity.PEERS, "", r"deepspeed/comm/|pipe/p2p\.py|p2p_communication\.py|horovod/|mpi4py/"),

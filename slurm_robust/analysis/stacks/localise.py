@@ -23,7 +23,7 @@ from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.util.text import count, fold_ranks
 
 MAX_SHARE = 0.25
-"""Of all nodes: more than these are never blamed together."""
+"""Share of all nodes: more than these are never blamed together."""
 
 DOMINANT = 0.5
 """What this share of the ranks does, relative to what most do, is as healthy."""
@@ -128,7 +128,7 @@ class _Scene:
         return self.unclear | {rank for rank, view in self.views.items() if view.activity.waits}
 
     def describe(self, ranks: Collection[int]) -> str:
-        """``rank 5 computes in forward train.py:12``; of several the most frequent."""
+        """Return ``rank 5 computes in forward train.py:12``; of several the most frequent."""
         counts = Counter(self.views[rank].describe() for rank in ranks)
         text, _ = min(counts.items(), key=lambda item: (-item[1], item[0]))
         several = len(ranks) > 1
@@ -140,11 +140,11 @@ class _Scene:
         return f"{len(self.healthy)} of {len(self.views)} ranks do what most do"
 
     def nobody(self, reason: str) -> Localisation:
-        """No verdict."""
+        """Return no verdict."""
         return Localisation(outliers=tuple(sorted(self.outliers)), healthy=len(self.healthy), reason=reason)
 
     def exact(self, ranks: Collection[int], confidence: float, reason: str) -> Localisation:
-        """These ranks, if they are few enough."""
+        """Return these ranks, if they are few enough."""
         if not allowed(ranks, self.layout, self.most_share):
             return self.nobody(f"{reason}: {too_many(ranks, self.layout)}, so the cause is a common one")
         return Localisation(
@@ -186,7 +186,7 @@ def allowed(ranks: Collection[int], layout: ParallelLayout, most_share: float) -
 
 
 def too_many(ranks: Collection[int], layout: ParallelLayout) -> str:
-    """``they are on 5 of 8 nodes``."""
+    """Return ``they are on 5 of 8 nodes``."""
     return f"they are on {len(nodes_of(ranks, layout))} of {node_count(layout)} nodes"
 
 
@@ -201,7 +201,7 @@ def _stages(layout: ParallelLayout) -> Callable[[int], int]:
 
 
 def _halted(scene: _Scene) -> Localisation | None:
-    """A process that is stopped or dead cannot go on, whatever the others do."""
+    """Return the halted ranks: a process that is stopped or dead cannot go on, whatever the others do."""
     ranks = scene.doing(*_HALTED)
     return scene.exact(ranks, _SURE[Activity.STOPPED], scene.describe(ranks)) if ranks else None
 
@@ -278,7 +278,7 @@ def _differing(scene: _Scene, moving: bool) -> Localisation:
 
 
 def _pair(scene: _Scene, ranks: frozenset[int]) -> frozenset[int] | None:
-    """``ranks``, if they are the two ends of a send: on two nodes, neighbours in one pipeline."""
+    """Return ``ranks``, if they are the two ends of a send: on two nodes, neighbours in one pipeline."""
     if len(nodes_of(ranks, scene.layout)) != 2:
         return None
     if not all(is_point_to_point(scene.views[rank].form) for rank in ranks):
@@ -325,7 +325,7 @@ def node_count(layout: ParallelLayout) -> int:
 def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) -> list[RankGroup]:
     """Return all groups of at most ``most_nodes`` nodes that hold ``ranks``, the smallest first.
 
-    Of equal ones those of fewer dimensions come first, then the one that changes faster with the rank.
+    Among equals those of fewer dimensions come first, then the one that changes faster with the rank.
     """
     wanted = nodes_of(ranks, layout)
     if not wanted or len(wanted) > most_nodes:
@@ -355,7 +355,7 @@ def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) 
 
 
 def _combinations(layout: ParallelLayout, per_node: int, most_nodes: float) -> Iterator[tuple[str, ...]]:
-    """Dimensions whose groups may fit into ``most_nodes``; never all, which would be the world."""
+    """Yield the dimensions whose groups may fit into ``most_nodes``; never all, which would be the world."""
     sizes = {name: size for name, size in layout.sizes if size > 1}
     for length in range(1, len(sizes)):
         for names in combinations(sizes, length):
@@ -400,8 +400,8 @@ def vote(
     """Return the smallest set of ranks that holds the verdicts of more than half of the rounds.
 
     It is what a round blamed, or a parallel group of at most ``most_share`` of the nodes with several such,
-    if these are more than chance puts into a group of its size. Empty, with the reason, where there is none,
-    or where two are equally small and equally often flagged.
+    if these are more than chance puts into a group of its size. Empty, with the reason, if there is none, or
+    if two are equally small and equally often flagged.
     """
     flagged = [found for found in rounds if found.ranks]
     candidates = [c for c in _candidates(flagged, layout, most_share) if 2 * len(c.votes) > len(rounds)]
@@ -422,7 +422,7 @@ def vote(
 def _candidates(
     flagged: Sequence[Localisation], layout: ParallelLayout, most_share: float
 ) -> list[_Candidate]:
-    """Each verdict, and each group that covers one and holds more of them than chance explains."""
+    """Return each verdict, and each group that covers one and holds more of them than chance explains."""
     total = node_count(layout)
     blamed = {frozenset(found.ranks): found.group for found in flagged}
     sets = dict(blamed)

@@ -1,6 +1,6 @@
 """What each rank does: its main thread, and those for which this one waits.
 
-Stacks are read in a form that is equal where the same code waits at the same place, on any node.
+Stacks are read in a form that is equal if the same code waits at the same place, on any node.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class _ThreadActivity(Record):
     activity: Activity
     form: str
     """Its normalised calls, one a line, innermost first. They begin with the call that shows what the thread
-    does: below it are locks, sockets and clocks, where the moment of sampling decides what is seen."""
+    does: below it are locks, sockets and clocks, at which the moment of sampling decides what is seen.
+    """
     is_idle: bool = False
     is_pythons: bool = True
     """Python began the thread, not a library."""
@@ -84,7 +85,9 @@ class Reader:
 
 
 def doing(frames: tuple[Frame, ...]) -> _ThreadActivity:
-    """The innermost call that means something decides, unless all of it serves data or a checkpoint."""
+    """Return what a thread does: the innermost call that means something decides, unless all of it serves
+    data or a checkpoint.
+    """
     own = []
     for frame in frames:
         call = read_call(frame)
@@ -120,7 +123,7 @@ def _innermost(calls: Sequence[Call]) -> tuple[Activity, int]:
 
 @lru_cache(maxsize=1 << 14)
 def read_call(frame: Frame) -> Call:
-    """One call by itself."""
+    """Read one call by itself."""
     # Tools name the same function Condition.wait or wait; C++ has its own separator.
     name = frame.function if "::" in frame.function else frame.function.rpartition(".")[2]
     return Call(
@@ -132,10 +135,10 @@ def read_call(frame: Frame) -> Call:
 
 
 def _normal(function: str, file: str, line: int) -> str:
-    """``all_reduce torch/distributed/distributed_c10d.py``, ``train train.py:90``.
+    """Return ``all_reduce torch/distributed/distributed_c10d.py``, ``train train.py:90``.
 
-    Lines count in the user's own code only, where they distinguish one wait from another; in a library's loop
-    they depend on the moment. Native calls have the library's name without the folder.
+    Lines count only in the user's own code, in which they distinguish one wait from another; in a library's
+    loop they depend on the moment. Native calls have the library's name without the folder.
     """
     name = _ADDRESS.sub("", function)
     if "torchinductor_" in file:
@@ -167,7 +170,7 @@ class RankView(Record):
         return "\n".join(filter(None, (self.activity.value, self.form, self.helper)))
 
     def describe(self) -> str:
-        """``waits for data: _try_get_data ...; its data loader ...``."""
+        """Return ``waits for data: _try_get_data ...; its data loader ...``."""
         call = self.form.partition("\n")[0]
         is_asleep = self.sleeps and self.activity is Activity.COMPUTE
         return (
@@ -247,7 +250,9 @@ def _main(threads: Sequence[ThreadStack], reader: Reader) -> _ThreadActivity | N
 
 
 def _with_helper(doing: _ThreadActivity, helpers: Sequence[ProcessStacks], reader: Reader) -> RankView:
-    """A helper that is halted has halted its rank; one that is busy is named, since the rank waits for it."""
+    """Return the view with its helper: a halted one has halted its rank; a busy one is named, since the rank
+    waits for it.
+    """
     halted: Mapping[str, Activity] = {**_HALTED, "D": Activity.KERNEL}
     for state, activity in halted.items():
         if any(p.state == state for p in helpers):
@@ -258,11 +263,11 @@ def _with_helper(doing: _ThreadActivity, helpers: Sequence[ProcessStacks], reade
 
 
 def _busy(helpers: Iterable[ProcessStacks], reader: Reader) -> Iterator[str]:
-    """What each helper that does not itself wait for work does."""
+    """Yield what each helper does that does not itself wait for work."""
     for process in helpers:
         main = next((t for t in process.threads if t.is_main), None)
         doing = reader.read(main.frames) if main else None
         if doing is None or doing.is_idle:
             continue
-        if not doing.call.startswith("_worker_loop "):  # where a loader waits for orders
+        if not doing.call.startswith("_worker_loop "):  # the place at which a loader waits for orders
             yield f"its {_HELPERS[process.kind]} is in {doing.call}"

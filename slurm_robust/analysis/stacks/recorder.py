@@ -6,8 +6,8 @@ up; if all have, it is those that have it still ``scheduled`` while others have 
 never came to it.
 
 A rank that is awaited may itself wait for another one in another group. So at fault are those that others
-wait for and that wait for nobody; where all of these are in an operation that all its ranks have begun and
-none ends, it is the communication of that group.
+wait for and that do not wait themselves; if all of these are in an operation that all its ranks have begun
+and none ends, it is the communication of that group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Recorded(Record):
 
 
 class _Question(Record):
-    """The oldest operation of one process group that somebody has not completed."""
+    """The oldest operation of one process group that a rank has not completed."""
 
     operation: Collective
     waiting: frozenset[int]
@@ -53,8 +53,8 @@ class _Question(Record):
 
 
 def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Recorded | None:
-    """Return whom the recorder blames; None when it names nobody. ``is_busy``: this rank's host waits for
-    nobody.
+    """Return whom the recorder blames; None if it names no rank. ``is_busy``: this rank's host does not
+    wait.
     """
     groups, pairs = _records(stacks)
     every = [found for members in groups.values() if (found := _question(members)) is not None]
@@ -85,10 +85,10 @@ def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Re
 
 
 def unclear(stacks: Sequence[RankStacks], ranks: Iterable[int]) -> frozenset[int]:
-    """Of ``ranks`` those whose host may wait for its GPU, whatever its calls look like.
+    """Return those of ``ranks`` whose host may wait for its GPU, whatever its calls look like.
 
     That are all whose GPU or library stands in an operation with others and, once the training has had such
-    operations, those of which the recorder says nothing. Nobody where nobody waits.
+    operations, those of which the recorder says nothing. Empty if no rank waits.
     """
     is_timed = _is_timed(stacks)
     held = {s.rank for s in stacks if any(is_in for _, is_in in _places(s.collectives, is_timed))}
@@ -103,11 +103,11 @@ def _ranks(ranks: frozenset[int]) -> str:
 
 
 _Key = tuple[str, int, int]
-"""Of a process group (:attr:`.Collective.key`)."""
+"""Key of a process group (:attr:`.Collective.key`)."""
 
 
 class _Place(Record):
-    """Where a rank stands in a group."""
+    """The place at which a rank stands in a group."""
 
     record: Collective
     is_in: bool
@@ -125,7 +125,7 @@ def _is_timed(stacks: Iterable[RankStacks]) -> bool:
 def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collective, bool]]:
     """Return the records of one rank, and whether it is in that operation.
 
-    Where the recorder does not show what has started, a GPU is in what its host has enqueued first.
+    If the recorder does not show what has started, a GPU is in what its host has enqueued first.
     """
     found, is_first = [], True
     for record in records:
@@ -168,7 +168,7 @@ def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
 
 
 def _peer(record: Collective) -> int | None:
-    """``recv 2<-1``: the numbers are places in the group, the waiting rank's own first."""
+    """Read ``recv 2<-1``: the numbers are places in the group, the waiting rank's own first."""
     found = _PEERS.search(record.operation)
     if found is None:
         return None
@@ -177,7 +177,7 @@ def _peer(record: Collective) -> int | None:
 
 
 def _question(members: _Members) -> _Question | None:
-    """None if nobody waits in the group."""
+    """Return the question; None if no rank waits in the group."""
     places = {rank: place for rank, place in members.items() if place is not None}
     open_ = {r: p for r, p in places.items() if p.record.state != _COMPLETED}
     if not open_:

@@ -235,7 +235,7 @@ def judge_errors(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding
 
 
 def _errors(facts: DisksFacts, name: str, identity: str) -> int | None:
-    """Return the errors since then; None if another disk had the name then."""
+    """Return the disk's errors in ``facts``; None if another disk had the name then."""
     disk = facts.disks.get(name)
     return disk.io_errors if disk and disk.id == identity else None
 

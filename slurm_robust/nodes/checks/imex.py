@@ -46,10 +46,10 @@ class ImexFacts(Record):
     """Whether there is a service, and a program to ask it."""
 
     state: str = ""
-    """Of the daemon; empty if it gave no answer."""
+    """The daemon's; empty if it gave no answer."""
 
     domain: str = ""
-    """Of all nodes of the domain; empty if it was not told in time."""
+    """That of all nodes of the domain; empty if it was not told in time."""
 
     unready: tuple[str, ...] = ()
     """Addresses of nodes of the domain that are not ready, with their state; a few."""
