@@ -1,1 +1,1 @@
-"""Checkpoints: the state of a training as plain data, its parts on storage, and which are complete."""
+"""Checkpoints: the state of a training run as plain data, its parts on storage, and which are complete."""

@@ -1,4 +1,4 @@
-"""Checkpoints of an earlier job in the folder of a new one, without a copy where storage has hard links.
+"""Checkpoints of an earlier job in the folder of a new one, without a copy if storage has hard links.
 
 Files of checkpoints never change once they have their names, so both jobs may hold the same ones, and either
 may remove its own.

@@ -19,7 +19,7 @@ from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups, read_counters
 NODE = "the node"
 """The name of the limit that is all of the machine's memory."""
 
-RESERVE = 0.1  # of each limit, left to what the training may still need
+RESERVE = 0.1  # of each limit, left for what training may still need
 
 # Buffers of this node's own ranks, and of the ranks whose peer it is, best first.
 _LADDER = ((5, 2), (3, 2), (2, 2), (2, 1), (2, 0), (1, 0), (0, 0))
@@ -74,7 +74,7 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
 
 
 def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
-    """Return the limits that hold for files in ``copies``, where those that are there count as free.
+    """Return the limits that hold for files in ``copies``; files that are already there count as free.
 
     Raises ``OSError`` if ``copies`` is not there.
     """

@@ -85,7 +85,7 @@ _MAX_BUFFERS = 16  # buffers that can exist; a plan has five at most
 
 @dataclass
 class Target:
-    """Where one tensor of an image belongs."""
+    """The place of one tensor of an image."""
 
     whole: torch.Tensor
     parts: Sequence[torch.Tensor]  # the same memory in pieces
@@ -117,7 +117,7 @@ class TensorPlace(Record):
     """Whose snapshots, and the ranks and nodes around."""
 
     header: PartHeader
-    """Of the images, without the step."""
+    """Headers of the images, without the step."""
     first_on_node: bool
     """This rank writes the shared part too."""
     ranks_on_node: int
@@ -127,9 +127,9 @@ class TensorPlace(Record):
 
 
 class Contents(NamedTuple):
-    """A state as images hold it: of the own part and, where this rank writes it, of the shared part."""
+    """A state as images hold it: of the own part and, if this rank writes it, of the shared part."""
 
-    values: list[Any]  # where the tensors come from, to name one
+    values: list[Any]  # the origins of the tensors, to name one
     trees: list[bytes]
     tensors: list[list[torch.Tensor]]
 
@@ -174,7 +174,7 @@ class RankBuffers:
         for rank in (place.header.rank, SHARED) if place.first_on_node else (place.header.rank,):
             part = _Part(msgspec.structs.replace(place.header, rank=rank))
             self._parts.append(part)
-            for number in range(_MAX_BUFFERS):  # those that processes before this one left
+            for number in range(_MAX_BUFFERS):  # buffers that earlier processes left
                 path = folder.own(rank, number)
                 if path.exists():
                     buffer, found = self._buffer(part, number), read_header(path)
@@ -286,7 +286,7 @@ class RankBuffers:
         try:
             self._buffer(part, number).reserve(total)
         except BufferInUse:
-            pass  # somebody reads it meanwhile: another one is next
+            pass  # another process reads it meanwhile: take the next buffer
         except OSError as error:
             raise self._not_written(part, number, error) from error
 

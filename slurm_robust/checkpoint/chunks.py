@@ -1,4 +1,4 @@
-"""Reading the data of an image straight to where they belong, and summing them up while they are in cache."""
+"""Reading the data of an image straight into their place, and summing them up while they are in cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import xxhash
 
 CHUNK_BYTES = 4 * 2**20
 
-# Read and summed up at once, so that the sum finds it in a core's own cache.
+# Bytes that are read and then summed up, so few that the sum finds them in a core's own cache.
 _STRETCH_BYTES = 2**19
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     """A stretch of the data."""
 
     view: memoryview
-    read: bool  # it is to be read into ``view``; else it is there already
+    read: bool  # whether it must be read into ``view``; else it is there already
 
 
 def sums_of(data: memoryview) -> bytes:
@@ -34,9 +34,9 @@ def sums_of(data: memoryview) -> bytes:
 
 
 def filled_sums(file: int, begin: int, pieces: Iterable[Piece], threads: int) -> bytes:
-    """Fill the data, which begin there in ``file``, chunk by chunk; their :func:`sums_of`.
+    """Fill the data, which begin there in ``file``, chunk by chunk; return their :func:`sums_of`.
 
-    Where the file ends too early the sums are those of what was in the views before. Raises ``OSError``.
+    If the file ends too early, the sums are those of what was in the views before. Raises ``OSError``.
     """
     chunks = list(_cut(pieces, CHUNK_BYTES))
     begins = itertools.count(begin, CHUNK_BYTES)
@@ -45,7 +45,7 @@ def filled_sums(file: int, begin: int, pieces: Iterable[Piece], threads: int) ->
 
 
 def _cut(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of every ``size`` bytes; those that straddle the end of such a stretch are cut."""
+    """Yield the pieces of every ``size`` bytes; pieces that straddle the end of such a stretch are cut."""
     stretch, room = [], size
     for view, read in pieces:
         while view:

@@ -1,8 +1,8 @@
 """Parts as ``torch.distributed.checkpoint`` (DCP) reads them: data files, and the ``.metadata`` of all.
 
 ``.metadata`` is a pickle, as DCP wants it, for users of DCP alone; a restore by slurm_robust needs only the
-sidecars and unpickles nothing. Keys are those that DCP gives to ``{"<entry>": entry.state_dict(), ...}``. Of
-values that ranks hold under the same key and that differ, the lowest rank's has the key, and the others have
+sidecars and unpickles nothing. Keys are as DCP gives them to ``{"<entry>": entry.state_dict(), ...}``. If
+ranks hold different values under the same key, the lowest rank's has the key, and the others have
 ``rank-00002.<key>``; random number generators always have such keys.
 """
 
@@ -132,7 +132,7 @@ def write_metadata(path: Path, sidecars: Iterable[Sidecar]) -> None:
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """Nobody compares torch's CRC-32, which costs several times our own sum, when a file is loaded."""
+    """Leave out torch's CRC-32: it costs several times our own sum, and no load compares it."""
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         yield
         return
@@ -203,7 +203,7 @@ class _ItemStream:
     def put(self, path: _Path, value: Any, *, shared: bool) -> PartItem:
         """Append one value."""
         padding = -self._at % ALIGNMENT
-        self._file.write(bytes(padding))  # so that tensors are aligned where the file is mapped
+        self._file.write(bytes(padding))  # so that tensors are aligned when the file is mapped
         start = self._at = self._at + padding
         self._sum, self._raw = xxhash.xxh3_64(), -1
         torch.save(value, cast(IO[bytes], self))
@@ -248,7 +248,7 @@ class _ItemStream:
         )
 
     def write(self, data: bytes | memoryview) -> int:
-        """Called by torch."""
+        """Write for torch, and note where a tensor begins."""
         size = len(data)
         if size == _LOCAL_HEADER_BYTES and bytes(data[:4]) == _LOCAL_HEADER:
             self._header = self._at, bytes(data)
@@ -262,7 +262,7 @@ class _ItemStream:
         return size
 
     def flush(self) -> None:
-        """Called by torch."""
+        """Do nothing; torch calls it."""
 
 
 def _tensor(mapping: mmap.mmap, item: PartItem) -> torch.Tensor:
@@ -319,7 +319,7 @@ class _Index:
         )
 
     def _fits(self, path: _Path) -> bool:
-        """Return whether nothing is at this place yet, and it is where DCP can put something."""
+        """Return whether nothing is at this place yet, and DCP can put something there."""
         if path in self._nodes or ".".join(map(str, path)) in self._values:
             return False
         for depth in range(1, len(path)):

@@ -16,7 +16,7 @@ from slurm_robust.checkpoint.gpus import GpuEvent, Gpus, Pairs
 _log = logging.getLogger(__name__)
 
 # torch spreads a copy over OpenMP threads from this many elements on. Outside of the main thread that makes a
-# second team of threads, which fight with the training's own for the cores (measured: 11 s for 1 GB on two
+# second team of threads, which fight with those of training for the cores (measured: 11 s for 1 GB on two
 # cores instead of 0.1 s), so larger tensors are copied in pieces below it.
 _SERIAL_ELEMENTS = 32767
 
@@ -59,8 +59,8 @@ def copy(
 ) -> None:
     """Copy tensors into the :func:`pieces` of others, in one call that does not hold the interpreter lock.
 
-    One call for each tensor would ask for the lock after each: with a training that is busy in Python that
-    was measured to take 14 s for 1 GB in 4096 tensors. ``begun`` is set when only that call is left.
+    One call for each tensor would ask for the lock after each: if training is busy in Python, that was
+    measured to take 14 s for 1 GB in 4096 tensors. ``begun`` is set when only that call is left.
     """
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
@@ -74,7 +74,7 @@ def copy(
 
 
 class GpuCopies:
-    """Copies from one GPU on a stream of its own, beside the training's. The host waits for nothing."""
+    """Copies from one GPU on a stream of its own, beside that of training. The host waits for nothing."""
 
     def __init__(self, gpus: Gpus, device: torch.device) -> None:
         self._gpus = gpus
@@ -82,7 +82,7 @@ class GpuCopies:
         self._stream = gpus.stream(device)
 
     def follow_training(self) -> None:
-        """Copy from now on what the training has computed so far."""
+        """Copy from now on what training has computed so far."""
         self._stream.follow(self._gpus.training(self._device).record())
 
     def copy(self, pairs: Pairs) -> None:
@@ -94,7 +94,7 @@ class GpuCopies:
         return self._stream.record()
 
     def hold_training(self, event: GpuEvent) -> None:
-        """Put what the training enqueues from now on after the copies."""
+        """Put what training enqueues from now on after the copies."""
         self._gpus.training(self._device).follow(event)
 
 
@@ -107,7 +107,7 @@ class Pinned:
     def __init__(self, gpus: Gpus) -> None:
         self.device: torch.device | None = None
         self._gpus = gpus
-        self._borders: list[int] = []  # where one piece ends and the next begins, sorted
+        self._borders: list[int] = []  # borders between pieces, sorted
         self._reported = False
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
@@ -142,7 +142,9 @@ class Pinned:
         return unpin
 
     def pairs(self, target: torch.Tensor, source: torch.Tensor) -> Pairs:
-        """Return the copy of ``source`` into ``target``, cut where a piece ends: each part is in one."""
+        """Return the copy of ``source`` into ``target``, cut at the ends of pieces: each part is in one
+        piece.
+        """
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         cuts = self._borders[bisect_right(self._borders, begin) : bisect_left(self._borders, end)]
         if not cuts:

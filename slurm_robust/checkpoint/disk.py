@@ -1,4 +1,4 @@
-"""Checkpoints of one rank on shared storage: what a training saves there and gets back."""
+"""Checkpoints of one rank on shared storage: what a rank saves there and gets back."""
 
 from __future__ import annotations
 

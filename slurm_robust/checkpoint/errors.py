@@ -24,7 +24,7 @@ ANEW = (
     "to begin anew, submit a new job (of a training: with --fresh), or outside of srobust run name another "
     "checkpoint folder"
 )
-"""What to do where a checkpoint and the script do not fit together, and the script is right."""
+"""What to do if a checkpoint and the script do not fit together, and the script is right."""
 
 
 class CheckpointError(SrobustError):

@@ -1,8 +1,8 @@
 """``python -m slurm_robust.checkpoint.flush``: writes snapshots from a node's memory to shared storage.
 
-A process of its own beside an agent, because it needs torch and because storage may hang: nobody waits for
-it. It reads one :class:`~slurm_robust.checkpoint.flush_order.FlushOrder` per line of its standard input, as
-JSON, answers each with a ``FlushAnswer`` in one line on its standard output, and ends when its input does.
+A process of its own beside an agent, because it needs torch and because storage may hang: no process waits
+for it. It reads one :class:`~slurm_robust.checkpoint.flush_order.FlushOrder` per line of its standard input,
+as JSON, answers each with a ``FlushAnswer`` in one line on its standard output, and ends when its input does.
 
 This module imports no torch: before that a writer becomes nice, and keeps its answers' channel from what
 libraries print. Then it imports :mod:`slurm_robust.checkpoint.storage_writer`.

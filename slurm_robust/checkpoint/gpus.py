@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-"""Copies to make: where to, and what."""
+"""Copies to make: target and source."""
 
 
 class GpuEvent(Protocol):

@@ -57,7 +57,7 @@ def check_header(
 ) -> None:
     """Raise :class:`ForeignPart` unless the file at ``path`` holds the part that is expected.
 
-    ``fix``: what to do about it, where that is not to remove the file.
+    ``fix``: what to do about it, unless that is to remove the file.
     """
     if not header.matches(expected, any_layout=any_layout):
         layout = "any" if any_layout else expected.layout or "(none)"

@@ -9,7 +9,7 @@ Little-endian. Reading it executes nothing: there are numbers, names and raw ten
     64    header: MessagePack of :class:`PartHeader`, up to the end of the first page (4096)
     4096  meta block: MessagePack of :class:`Meta` (table of tensors, tree, sums of the chunks), and room
     …     data: the tensors in the order of the table, each at a multiple of 64; the file goes on beyond
-          the end of the data where the buffer is larger than the image
+          the end of the data if the buffer is larger than the image
 
 Sums are XXH3 (64 bits). An image is whole exactly when its magic is there, and the magic is written last,
 so a writer that is killed in between leaves no image. A reader holds a shared ``flock`` on
@@ -40,8 +40,8 @@ MAGIC = b"SRIMAGE\x01"
 VERSION = 1
 PAGE = 4096
 ALIGNMENT = 64
-# Where the data begin is known before the tree is, whose length differs a little from step to step (states of
-# generators): it is a multiple of this, with so much room for a tree to grow.
+# The beginning of the data is known before the tree, whose length differs a little from step to step (states
+# of generators): it is a multiple of this, with so much room for a tree to grow.
 DATA_ALIGNMENT = 64 * 2**10
 ROOM_TO_GROW = 16 * 2**10
 
@@ -55,7 +55,7 @@ OnMap = Callable[[memoryview], Callable[[], None]]
 
 
 class BufferInUse(Exception):
-    """Somebody reads the file, so it cannot be written now."""
+    """The file is being read, so it cannot be written now."""
 
 
 class NotReserved(Exception):
@@ -145,7 +145,7 @@ class Buffer:
     def begin(
         self, header: PartHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
     ) -> list[memoryview]:
-        """Give up the image that is here and lay out another; where each tensor's bytes belong.
+        """Give up the image that is here and lay out another; return where each tensor's bytes belong.
 
         Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
         ``reserved``: raise :class:`NotReserved` instead of reserving it.
@@ -185,7 +185,7 @@ class Buffer:
         self._publish(self._header)
 
     def receive(self, total: int) -> memoryview:
-        """Give up the image that is here; where bytes 8 to ``total`` of another belong.
+        """Give up the image that is here; return where bytes 8 to ``total`` of another belong.
 
         Raises :class:`BufferInUse` or ``OSError``.
         """
@@ -342,8 +342,8 @@ class Image:
     def fill(self, targets: Sequence[memoryview | None], threads: int = 1) -> None:
         """Verify all data, and put the bytes of each tensor of the table that has a target into it.
 
-        These are read past the mapping, where getting the pages costs more than copying what is in them.
-        Raises :class:`CorruptPart`, when targets may hold damaged bytes already, or ``OSError``.
+        They are read past the mapping: there, getting the pages costs more than copying their content. Raises
+        :class:`CorruptPart`, when targets may hold damaged bytes already, or ``OSError``.
         """
         sums = filled_sums(self._file, self._layout.data_at, self._pieces(targets), threads)
         if sums != self._meta.sums:
@@ -382,7 +382,7 @@ def open_image(path: Path) -> Image:
 
     The mapping is private: writing to it changes nothing in the file. Raises
     :class:`MissingCheckpoint` if there is none (or it is being refilled), :class:`CorruptPart`, or
-    ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
+    ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for a file of another user.
     """
     try:
         file = open_ours(path)
@@ -403,7 +403,7 @@ def open_image(path: Path) -> Image:
 def read_header(path: Path) -> PartHeader | None:
     """Return the header of the whole image in ``path``; None for anything else.
 
-    Raises ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
+    Raises ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for a file of another user.
     """
     parsed = _parsed(read_ours(path, PAGE))
     return parsed[1] if parsed else None
@@ -417,9 +417,10 @@ class Front(NamedTuple):
 
 
 def read_front(file: IO[bytes]) -> Front | None:
-    """Read the front of the image that begins where ``file`` stands, without the room behind the meta block.
+    """Read the front of the image that begins at the position of ``file``, without the room behind the meta
+    block.
 
-    None for anything else. Raises ``OSError``.
+    Returns None for anything else. Raises ``OSError``.
     """
     page = file.read(PAGE)
     parsed = _parsed(page)
@@ -455,7 +456,7 @@ def _agrees(meta: Meta, layout: _Layout) -> bool:
 
 
 def _parse_page(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
-    """Version, header, layout and sum of the meta block; None if the page is damaged."""
+    """Parse version, header, layout and sum of the meta block; None if the page is damaged."""
     version, header_bytes, meta_bytes, data_at, data_bytes, _, _, meta_sum, page_sum = _PREFIX.unpack_from(
         page, 8
     )

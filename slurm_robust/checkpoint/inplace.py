@@ -1,4 +1,4 @@
-"""Where the bytes of a stored state belong in the live objects, so that they are read straight to there."""
+"""The places of a stored state's bytes in the live objects, so that they are read straight into them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def moved(stored: Snapshot, places: Places) -> Snapshot:
-    """``stored`` with the tensors that took the bytes of others in their stead."""
+    """Return ``stored`` with the tensors that took the bytes of others in their stead."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return places.get(tensor.data_ptr(), tensor)

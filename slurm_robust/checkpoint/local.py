@@ -7,10 +7,10 @@ They outlive the memory of a job whose nodes stay up, and a reboot. Layout::
 
 An image appears under its name only when it is whole and durable; readers compare its sums.
 
-The folder may lie where others can write, too. It counts only if it is this user's and closed to others, and
-a file in it only if it is this user's. Behind the image each file has a *seal*: 8 bytes of magic, and BLAKE2b
-(256 bits) of all that is in front of the data, under a key that only the job has. A file
-without it does not count.
+Other users may be able to write beside the folder. It counts only if it is this user's and closed to others,
+and a file in it only if it is this user's. Behind the image each file has a *seal*: 8 bytes of magic, and
+BLAKE2b (256 bits) of all that is in front of the data, under a key that only the job has. A file without it
+does not count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LocalCopies:
         self._key = key
 
     def part_path(self, rank: int, checkpoint: CheckpointId) -> Path:
-        """Return where the copy of a part is, or would be."""
+        """Return the path of the copy of a part, whether it exists or not."""
         part = "shared" if rank == SHARED else f"own-{rank:05d}"
         return self.path / part / f"{checkpoint}{_IMAGE}"
 
@@ -60,7 +60,7 @@ class LocalCopies:
         return path if self._is_ours() and self._copy(path, rank, checkpoint) else None
 
     def publish(self, image: Image, keep: int) -> Path:
-        """Copy an image that somebody holds open, durably; then keep the newest ``keep`` of its part.
+        """Copy an image that the caller holds open, durably; then keep the newest ``keep`` of its part.
 
         Raises ``OSError``, say when the disk is full; then nothing has changed.
         """
@@ -111,7 +111,7 @@ class LocalCopies:
         )
 
     def _is_ours(self) -> bool:
-        """Return whether there is a folder; somebody else's is an ``OSError``, :class:`NotOurs`."""
+        """Return whether there is a folder. Raises ``OSError``, :class:`NotOurs` for another user's."""
         try:
             check_own_folder(self.path)
         except (FileNotFoundError, NotADirectoryError):

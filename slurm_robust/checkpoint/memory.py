@@ -60,7 +60,7 @@ class MemoryFolder:
 
     @classmethod
     def create(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
-        """Make the folder (0700), or take the one that this job left here before. Raises ``OSError``."""
+        """Make the folder (0700), or take the folder that this job left here before. Raises ``OSError``."""
         folder = cls.of(run_id, base)
         make_own_folder(folder.path)
         return folder
@@ -72,28 +72,28 @@ class MemoryFolder:
 
     @property
     def seal_key(self) -> Path:
-        """Where the agent leaves the key of the seals on this node's disk (0600)."""
+        """The file (0600) for the agent's key of the seals on this node's disk."""
         return self.path / "seal"
 
     def own(self, rank: int, number: int) -> Path:
-        """Buffer ``number`` of a part that a worker of this node fills (``rank`` may be SHARED)."""
+        """Return buffer ``number`` of a part that a worker of this node fills (``rank`` may be SHARED)."""
         return self.path / f"{'shared' if rank == SHARED else f'own-{rank:05d}'}.{number}"
 
     def peer(self, rank: int, number: int) -> Path:
-        """Buffer ``number`` for copies of a rank of another node."""
+        """Return buffer ``number`` for copies of a rank of another node."""
         return self.path / f"peer-{rank:05d}.{number}"
 
     def fetched(self, rank: int) -> Path:
-        """Return where the part of ``rank`` appears that was fetched for a restore."""
+        """Return the file in which the part of ``rank`` appears that was fetched for a restore."""
         return self.path / ("fetched-shared" if rank == SHARED else f"fetched-{rank:05d}")
 
     def fetch_error(self, rank: int) -> Path:
-        """Return where the reason appears if it could not be fetched."""
+        """Return the file in which the reason appears if it could not be fetched."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.error")
 
     def fetch_size(self, rank: int) -> Path:
-        """Return where the fetching agent writes how many bytes are on their way."""
+        """Return the file in which the fetching agent writes how many bytes are on their way."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.size")
 

@@ -1,8 +1,9 @@
-"""The sidecar of one rank's part on shared storage: what its data file holds, where, with sums.
+"""The sidecar of one rank's part on shared storage: what its data file holds, at which offsets, with sums.
 
-Without torch, so that tools can verify. A sidecar is 8 bytes of magic, u32 version, u32 zero, u64 sum (XXH3)
-of the rest, and MessagePack of :class:`Sidecar`. Reading it executes nothing. The data file beside it is in
-the encoding of ``torch.distributed.checkpoint``: an item is what ``torch.save`` writes for one value.
+This module imports no torch, so that tools can verify. A sidecar is 8 bytes of magic, u32 version, u32 zero,
+u64 sum (XXH3) of the rest, and MessagePack of :class:`Sidecar`. Reading it executes nothing. The data file
+beside it is in the encoding of ``torch.distributed.checkpoint``: an item is what ``torch.save`` writes for
+one value.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class PartItem(Record):
 
     path: tuple[str | int, ...]
     """Leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens that; an item
-    without path is of no use there."""
+    without path is of no use there.
+    """
     offset: int
     length: int
     sum: int
@@ -42,11 +44,11 @@ class PartItem(Record):
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     raw: int = -1
-    """Bytes from ``offset`` to where its bare numbers begin, -1 if only torch can read them."""
+    """Bytes from ``offset`` to its bare numbers, -1 if only torch can read them."""
     whole: tuple[int, ...] | None = None
     """Of a shard: the shape of the tensor that it belongs to."""
     at: tuple[int, ...] = ()
-    """Of a shard: where in that tensor it begins."""
+    """For a shard: its beginning in that tensor."""
     shared: bool = False
     """Equal on all ranks."""
 

@@ -25,9 +25,9 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.
 
 
 def plain(value: Any, where: str, *, compact: bool = True) -> Any:
-    """``value`` with new containers and the same atoms; tensors detached, still sharing their memory.
+    """Return ``value`` with new containers and the same atoms; tensors detached, still sharing their memory.
 
-    ``compact``: those that are only a part of their memory are copied, because files hold whole memories.
+    ``compact``: copy tensors that are only a part of their memory, because files hold whole memories.
     ``where`` says in errors which value it is. Raises :class:`UnsupportedState`.
     """
     kind = type(value)
@@ -57,7 +57,7 @@ def plain(value: Any, where: str, *, compact: bool = True) -> Any:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Plain data with ``change`` applied to every tensor."""
+    """Return plain data with ``change`` applied to every tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -73,7 +73,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
 
 
 def merge(first: Any, second: Any) -> Any:
-    """Return the union of two trees of dicts; where both hold something else, ``second`` counts."""
+    """Return the union of two trees of dicts; if both hold something else at a place, ``second`` counts."""
     if not (isinstance(first, dict) and isinstance(second, dict)):
         return second
     made = map_tensors(lambda tensor: tensor, second)

@@ -8,13 +8,13 @@ What a rank of the new layout gets:
 * What differs from replica to replica: buffers of modules and entries that hold no floating-point numbers
   (a position in the data, generators) are each rank's own. A rank with an old rank of its own place goes on
   with that one's. A new rank takes the first replica's buffers, and its other entries stay as the script has
-  built them, but for those that ask for the first replica's (:data:`FIRST`).
+  built them, except for entries that ask for the first replica's (:data:`FIRST`).
 * The global random number generators: new ones, from what the old first rank's were, the step and the rank.
-  They are the same whenever the same checkpoint is restored into the same layout. Where no rank has come or
+  They are the same whenever the same checkpoint is restored into the same layout. If no rank has come or
   gone, each keeps its own.
 
-Anything else raises :class:`CannotReshard`: parameters or an optimizer's state that differ from rank to rank
-and are no shards can be put together by nobody but the framework that has cut them up.
+Anything else raises :class:`CannotReshard`: if parameters or an optimizer's state differ from rank to rank
+and are no shards, only the framework that has cut them up can put them together.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A block of a tensor, and where it is stored."""
+    """A block of a tensor, and its place on storage."""
 
     part: _Part
     item: PartItem
@@ -76,7 +76,7 @@ class _Reader:
     found: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def tensor(self, part: _Part, item: PartItem) -> torch.Tensor:
-        """It lies in a mapped file. Raises :class:`CorruptPart` or ``OSError``."""
+        """Return the tensor, which lies in a mapped file. Raises :class:`CorruptPart` or ``OSError``."""
         key = part.rank, item.offset
         if key not in self.found:
             verify_items(part.path, part.sidecar, [item])
@@ -244,7 +244,7 @@ class _Resharding:
         return found
 
     def _value(self, value: Any, stored: Sequence[Any], like: Any, what: str, *, may_differ: bool) -> Any:
-        """``value`` of the part that this rank takes after; ``stored``: the same of all replicas."""
+        """Return ``value`` of the part that this rank takes after; ``stored``: the same of all replicas."""
         kind = shards.dtensor()
         is_cut = kind is not None and isinstance(like, kind)
         pieces = list(self._pieces(stored, like))
@@ -261,7 +261,7 @@ class _Resharding:
         )
 
     def _pieces(self, stored: Sequence[Any], like: Any) -> Iterator[_Piece]:
-        """Return where the blocks of a tensor are; none if it is stored as something else."""
+        """Return the blocks of a tensor; none if it is stored as something else."""
         seen = set()
         for part, value in zip(self._among, stored, strict=True):
             item = shards.local(value) if shards.is_shard(value) else value
@@ -311,7 +311,7 @@ class _Resharding:
         return count
 
     def _read(self, part: _Part, tree: Any) -> Any:
-        """``tree`` of ``part`` with the tensors in place of their items."""
+        """Return ``tree`` of ``part`` with the tensors in place of their items."""
         if isinstance(tree, _Marked):
             return self._reader.tensor(part, tree.item)
         if isinstance(tree, dict):

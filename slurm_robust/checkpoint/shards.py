@@ -34,7 +34,7 @@ class Placed(NamedTuple):
 
 
 def localised(target: object, state: Any) -> Any:
-    """``state`` of ``target`` with every DTensor of a module or optimizer as its local shard.
+    """Return ``state`` of ``target`` with every DTensor of a module or optimizer as its local shard.
 
     Raises :class:`UnsupportedState` for an optimizer whose state is sharded otherwise than its
     parameter, because then the parameter does not say how to put it together.
@@ -92,7 +92,7 @@ def local(value: Any) -> Any:
 
 
 def region(like: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where this rank's block of a live tensor begins, and its sizes; all of an ordinary one."""
+    """Return the beginning and sizes of this rank's block of a live tensor; all of an ordinary tensor."""
     kind = dtensor()
     if kind is None or not isinstance(like, kind):
         return tuple(0 for _ in like.shape), tuple(like.shape)
@@ -102,7 +102,7 @@ def region(like: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def stored_as(like: torch.Tensor, block: torch.Tensor) -> Any:
-    """``block`` as :func:`localised` stores a tensor that is sharded like the live one."""
+    """Return ``block`` as :func:`localised` stores a tensor that is sharded like the live one."""
     kind = dtensor()
     if kind is None or not isinstance(like, kind):
         return block
@@ -110,7 +110,7 @@ def stored_as(like: torch.Tensor, block: torch.Tensor) -> Any:
 
 
 def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tensor]]:
-    """Each parameter with the number that it has in ``state``, the optimizer's ``state_dict``."""
+    """Yield each parameter with the number that it has in ``state``, the optimizer's ``state_dict``."""
     for group, packed in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         yield from zip(packed["params"], group["params"], strict=False)
 
@@ -122,7 +122,7 @@ def dtensor() -> type[Any] | None:
 
 
 def _package() -> Any:
-    """PyTorch's package of DTensors, imported wherever one exists; torch 2.4 knows the second name."""
+    """Return PyTorch's package of DTensors, imported if any exists; torch 2.4 knows the second name."""
     names = ("torch.distributed.tensor", "torch.distributed._tensor")
     return next((it for name in names if hasattr(it := sys.modules.get(name), "DTensor")), None)
 

@@ -1,13 +1,13 @@
-"""Snapshots of a training into its node's memory, most of it while the next step already computes.
+"""Snapshots of a rank into its node's memory, mostly taken while the next step already computes.
 
-:meth:`Snapshotter.take` copies at once what the next forward and backward pass may change, and leaves *late*
-tensors (parameters and optimizer state, which nothing but the optimizer changes) to a thread that copies
-without the interpreter lock, or to a GPU's copy engine. A hook in front of every optimizer's update waits for
-what is left of that. Then the thread sums the chunks and makes the images whole.
+:meth:`Snapshotter.take` copies immediately what the next forward and backward pass may change, and leaves
+*late* tensors (parameters and optimizer state, which nothing but the optimizer changes) to a thread that
+copies without the interpreter lock, or to a GPU's copy engine. A hook in front of every optimizer's update
+waits for what is left of that. Then the thread sums the chunks and makes the images whole.
 
-Late tensors are the same memory in every step, and to find that out takes as long as a fifth of copying. So
-where an update comes too soon for the copy, the thread begins the next one with the late tensors of the last
-snapshot, while the state is still captured. If that then turns out to be another one, or was changed
+Late tensors are the same memory in every step, and finding that out takes a fifth of the time of copying. So
+if an update comes too soon for the copy, the thread begins the next copy with the late tensors of the last
+snapshot, while the state is still captured. If the state then turns out to be another one, or was changed
 meanwhile, this copy is thrown away and an ordinary one made.
 
 Another thread reserves memory for the copies, and registers it with a GPU's driver, ahead of need.
@@ -44,7 +44,7 @@ from slurm_robust.util.threads import BackgroundCall
 _log = logging.getLogger(__name__)
 
 # How long anything waits for a copy in memory. Copies take milliseconds to seconds; one that is this late is
-# on a machine that swaps, and a training that goes on without a snapshot is better than one that stands.
+# on a machine that swaps, and training that goes on without a snapshot is better than training that stands.
 PATIENCE_S = 60.0
 # How long the sums wait for an update to end; one that takes longer is shared with them. Also how long a
 # process lives on whose update raised.
@@ -66,7 +66,7 @@ class PlacedTensor(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that it is on."""
         return self.source.tensor.device
 
 
@@ -76,7 +76,7 @@ Owners = Mapping[tuple[int, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Late:
-    """Tensors that are copied beside the training, and the live ones whose versions count their changes.
+    """Tensors that are copied while training runs, and the live ones whose versions count their changes.
 
     The rest says what they were found in, so that the same state need not be sorted again.
     """
@@ -111,7 +111,7 @@ def sort_out(
 ) -> tuple[list[PlacedTensor], Late]:
     """Return what must be copied immediately, and what may be copied late: ``owners`` has its memory.
 
-    Where the late ones are those of ``before``, it is returned itself: they are cut into pieces already.
+    If the late ones are the same as in ``before``, ``before`` is returned: they are cut into pieces already.
     """
     late = before
     if late is None or not late.is_of(tensors, owners):
@@ -160,7 +160,7 @@ class PendingSnapshot:
     given_up: bool = False
     abandoned: bool = False  # it was begun ahead of a state that turned out to be another one
     held_up: bool = False  # an update had to wait for the copy
-    captured: bool = False  # the update went into a CUDA graph, so nobody knows when the tensors change
+    captured: bool = False  # the update went into a CUDA graph, so nothing shows when the tensors change
     checked: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -180,13 +180,13 @@ class PendingSnapshot:
     def cpu(
         self, entries: Iterable[PlacedTensor]
     ) -> Iterator[tuple[Sequence[torch.Tensor], devices.SourceTensor]]:
-        """Yield those in this machine's memory, with the pieces of the buffer where they belong."""
+        """Yield the tensors in this machine's memory, with their pieces of the buffer."""
         for entry in entries:
             if not entry.on_gpu:
                 yield self.target(entry).parts, entry.source
 
     def target(self, entry: PlacedTensor) -> Target:
-        """Return where it belongs."""
+        """Return its place in the buffer."""
         return self.buffers[entry.part].targets[entry.number]
 
     def turn_into(self, contents: Contents) -> bool:
@@ -266,7 +266,7 @@ class Snapshotter:
 
     @property
     def active(self) -> bool:
-        """There is memory for snapshots, as far as is known."""
+        """Whether there is memory for snapshots, by what is known."""
         return self._buffers.active
 
     @property
@@ -322,7 +322,7 @@ class Snapshotter:
             return
         try:
             pending.done.result()
-        except RuntimeError as error:  # of a copy; a device that is broken ends the training by itself
+        except RuntimeError as error:  # of a copy; a broken device ends the rank by itself
             raise NotWritten(f"the snapshot of step {pending.step} cannot be copied: {error}") from error
         if not (pending.torn or pending.captured):
             self._last = pending
@@ -476,7 +476,7 @@ class Snapshotter:
             self._warn_once("memory", f"snapshots in memory are limited: {reason}")
 
     def _copy_on_gpus(self, pending: PendingSnapshot, entries: list[PlacedTensor]) -> None:
-        """Start copying those that lie on GPUs. Raises ``RuntimeError``."""
+        """Start copying the tensors that lie on GPUs. Raises ``RuntimeError``."""
         found: dict[torch.device, Pairs] = {}
         for entry in entries:
             if entry.on_gpu:

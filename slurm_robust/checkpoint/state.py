@@ -1,4 +1,4 @@
-"""A training's state as a tree of plain data: taken from the live objects, and put back into them."""
+"""The state of training as a tree of plain data: taken from the live objects, and put back into them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Training:
-    """The live objects of a training, by the names that its script gave them."""
+    """The live objects of a script, by the names that it gave them."""
 
     entries: Mapping[str, Stateful]
     deduplicate: bool = True
@@ -73,7 +73,7 @@ class Snapshot:
     kept: frozenset[str] = frozenset()
     """Entries that stay as the script has built them."""
     bound: frozenset[str] = frozenset()
-    """Of a snapshot that was captured: entries of which nobody but this rank can use ``own``."""
+    """In a captured snapshot: entries of which only this rank can use ``own``."""
 
 
 def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
@@ -120,7 +120,7 @@ def key_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def changed_by_optimizers(entries: Mapping[str, Stateful]) -> dict[tuple[int, int], torch.Tensor]:
-    """Parameters and state of the optimizers among ``entries``, by :func:`key_of` their memory.
+    """Return parameters and state of the optimizers among ``entries``, by :func:`key_of` their memory.
 
     Nothing else changes these tensors between two updates. What belongs to no such optimizer (buffers,
     averages, parameters that the script changes by hand) is not among them. A DTensor stands for its shard:
@@ -153,8 +153,8 @@ def gpu_of(training: Training, gpus: Gpus) -> torch.device | None:
 def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
     """Put a snapshot that was read back into the live objects.
 
-    Afterwards nothing refers to the file. Raises :class:`EntryMismatch`; the training cannot go on
-    then, because entries before that one have the old state already.
+    Afterwards nothing refers to the file. Raises :class:`EntryMismatch`; training cannot go on then, because
+    entries before that one have the old state already.
     """
     for name, entry in entries.items():
         target = unwrapped(entry)
@@ -203,7 +203,7 @@ def _state_of(
 
 
 def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]:
-    """``tree`` as what is this rank's own and what is shared; merged they give ``tree`` again."""
+    """Split ``tree`` into what is this rank's own and what is shared; merged they give ``tree`` again."""
     if isinstance(target, nn.Module):
         names = {n for n, p in target.named_parameters(remove_duplicate=False) if id(p) in replicated}
         shared = {name: tree[name] for name in names if name in tree}
@@ -221,7 +221,7 @@ def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]
 def _is_bound(target: Stateful, own: Any, *, has_shared: bool) -> bool:
     """Return whether ``own``, what an entry holds beside the shared state, may differ from rank to rank.
 
-    It does not, as far as that matters, for buffers of a module whose parameters are all shared (under
+    It does not in any way that matters for buffers of a module whose parameters are all shared (under
     DistributedDataParallel rank 0's go to all), an optimizer's settings, schedulers and gradient scalers. Any
     other entry says so itself (:data:`FIRST`).
     """
@@ -280,7 +280,7 @@ def _put_back(target: Optimizer, tree: Any) -> None:
 
 
 def _as_stored(stored: Any, made: Any, cast_to: torch.dtype) -> Any:
-    """``made`` with every tensor that torch has cast as it was stored, on the device where it is now."""
+    """Return ``made`` with every tensor that torch has cast as it was stored, on its present device."""
     if isinstance(stored, torch.Tensor) and isinstance(made, torch.Tensor):
         return made if stored.dtype == cast_to else stored.to(made.device)
     if isinstance(stored, dict) and isinstance(made, dict):
@@ -291,7 +291,7 @@ def _as_stored(stored: Any, made: Any, cast_to: torch.dtype) -> Any:
 
 
 def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
-    """``value`` without anything that is in a mapped file; in the memory of ``old`` where that fits.
+    """Return ``value`` without anything that is in a mapped file; in the memory of ``old`` if that fits.
 
     New memory costs several times what copying does, since the kernel clears it.
     """

@@ -49,7 +49,7 @@ def flush(order: FlushOrder) -> None:
     """
     images: dict[int, Image] = {}
     try:
-        for rank, path in order.images.items():  # all at once: none is refilled while another is written
+        for rank, path in order.images.items():  # all together: none is refilled while another is written
             if rank != SHARED or 0 in order.images:  # the shared part is written with rank 0's
                 images[rank] = _opened(Path(path), order.anew.get(rank, rank), order)
         shared = images.get(SHARED)
@@ -77,8 +77,8 @@ def flush(order: FlushOrder) -> None:
 def snapshot_of(own: Image, shared: Image | None, rank: int | None = None) -> Snapshot:
     """Return the state of a rank from its verified images. Its tensors are in them.
 
-    Without ``shared`` it has no shared state, which rank 0's must have if there is any. ``rank``: for which
-    it is, None for the image's own. Raises :class:`CorruptPart` or :class:`MissingCheckpoint`.
+    If ``shared`` is None it has no shared state; rank 0's must have it if there is any. ``rank``: the rank
+    that takes it, None for the image's own. Raises :class:`CorruptPart` or :class:`MissingCheckpoint`.
     """
     tree = _tree_of(own)
     common: dict[str, Any] = {}

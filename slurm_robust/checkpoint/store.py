@@ -1,6 +1,6 @@
 """Checkpoints in a folder on shared storage: names, completeness, publishing and pruning.
 
-Without torch, because the controller uses it too. Layout::
+This module imports no torch, because the controller uses it too. Layout::
 
     <folder>/latest                                           name of the newest complete checkpoint
     <folder>/gen-0003/step-00000120/__2_0.distcp              data of rank 2
@@ -101,20 +101,24 @@ class CheckpointStore:
         return size
 
     def folder(self, checkpoint: CheckpointId) -> Path:
-        """Return where the files of ``checkpoint`` are, or would be."""
+        """Return the folder of ``checkpoint``, whether it exists or not."""
         return self.path / str(checkpoint)
 
     def parts(self, checkpoint: CheckpointId) -> list[Path]:
-        """Sidecars of the published parts of ``checkpoint`` in order of their names, complete or not."""
+        """Return the sidecars of the published parts of ``checkpoint`` in order of their names, complete or
+        not.
+        """
         folder = self.folder(checkpoint)
         return [folder / name for name in sorted(names_in(folder)) if _PART.fullmatch(name)]
 
     def part_path(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Path:
-        """Return where the sidecar of ``rank`` is, or would be."""
+        """Return the path of the sidecar of ``rank``, whether it exists or not."""
         return self.folder(checkpoint) / f"rank-{rank:05d}-of-{world_size:05d}.part"
 
     def data_path(self, checkpoint: CheckpointId, rank: int) -> Path:
-        """Return where the data of ``rank`` are, or would be; the name is that of torch's own writer."""
+        """Return the path of the data of ``rank``, existing or not; the name is that of torch's own
+        writer.
+        """
         return self.folder(checkpoint) / f"__{rank}_0.distcp"
 
     def newest_generation(self) -> int:
@@ -173,10 +177,10 @@ class CheckpointStore:
 
         ``generation`` is the running one (None: the highest that is here); later ones are not touched.
         Kept are ``protect``, what ``latest`` names, the newest ``keep`` complete ones, the newest ``keep``
-        complete ones of the running generation even where an earlier one went further, and complete ones
-        after every ``keep_every`` steps (as a script counts them with ``every``). Of the incomplete ones
-        those go that no rank will complete any more: of ended generations, and those before a complete
-        one of the running generation (a rank writes its parts in the order of steps). Raises ``OSError``.
+        complete ones of the running generation even if an earlier one went further, and complete ones after
+        every ``keep_every`` steps (as a script counts them with ``every``). Incomplete ones go if no rank
+        will complete them any more: in ended generations, and before a complete one of the running generation
+        (a rank writes its parts in the order of steps). Raises ``OSError``.
         """
         if keep < 1 or (keep_every is not None and keep_every < 1):
             raise ValueError(f"keep={keep}, keep_every={keep_every}: both are at least 1")
@@ -191,7 +195,7 @@ class CheckpointStore:
     ) -> list[CheckpointId]:
         """Remove these, whole or not, and let ``latest`` name one that is left; returns what was removed.
 
-        ``generation``: the running one, whose folder stays. Nothing is removed where somebody else prunes for
+        ``generation``: the running one, whose folder stays. Nothing is removed if another process prunes for
         long. Raises ``OSError``.
         """
         removed = []
@@ -228,9 +232,10 @@ class CheckpointStore:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Nobody else moves ``latest`` or prunes meanwhile; False if another one does so for long.
+        """Lock out other processes that move ``latest`` or prune; False if one of them does so for long.
 
-        Otherwise one that read the folder a moment ago could let the pointer name what was removed since.
+        Otherwise a process that read the folder a moment ago could let the pointer name what was removed
+        since.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -244,7 +249,7 @@ class CheckpointStore:
             os.close(lock)
 
     def _world_size(self, checkpoint: CheckpointId) -> int | None:
-        """World size of which all parts are there; None while some are missing."""
+        """Return the world size of which all parts are there; None while some are missing."""
         ranks: dict[int, set[int]] = {}
         for name in names_in(self.folder(checkpoint)):
             if match := _PART.fullmatch(name):
@@ -263,7 +268,7 @@ class CheckpointStore:
     def _sweep(self, current: int) -> None:
         """Delete what was renamed, now or by a pruner that died, and empty folders of ended generations.
 
-        Not where others write, whose generations may not have ended.
+        Not if others write, whose generations may not have ended.
         """
         for name in names_in(self.path):
             match = _GENERATION.fullmatch(name)

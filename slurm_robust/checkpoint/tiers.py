@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slurm_robust.checkpoint.state import Snapshot, Training
 
 Places = Mapping[Tier, str]
-"""Where each tier of a job is: a folder, or whatever the tier's own class understands."""
+"""The place of each tier of a job: a folder, or whatever the tier's own class understands."""
 
 
 class NodeTier(Protocol):
@@ -47,7 +47,7 @@ class KeptTier(NodeTier, Protocol):
     """A node tier that gets a copy of what goes to shared tiers."""
 
     def publish(self, image: Image, keep: int) -> Path:
-        """Copy an image that somebody holds open, durably; then keep the newest ``keep`` of its part.
+        """Copy an image that the caller holds open, durably; then keep the newest ``keep`` of its part.
 
         Raises ``OSError``; then nothing has changed.
         """

@@ -33,7 +33,7 @@ _DICTS: dict[Any, str] = {dict: "d", OrderedDict: "o", Counter: "c"}
 
 
 def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Plain data (:mod:`slurm_robust.checkpoint.plain`) as a tree and its tensors.
+    """Return plain data (:mod:`slurm_robust.checkpoint.plain`) as a tree and its tensors.
 
     The tensors share memory with those in ``value`` wherever these fill their memory without gaps.
     Raises :class:`UnsupportedState` for tensors that are no block of numbers.
@@ -51,7 +51,7 @@ def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 def unflatten(tree: bytes, tensors: list[torch.Tensor], keys: Collection[str] = ()) -> Any:
     """Return the inverse of :func:`flatten`; the result holds these tensors. Raises :class:`CorruptPart`.
 
-    With ``keys`` it must be a dict that has these, which are dicts or say yes or no.
+    If ``keys`` are given it must be a dict that has them, and their values are dicts or booleans.
     """
     try:
         value = _unpacked(msgspec.msgpack.decode(tree), tensors)
@@ -72,7 +72,7 @@ def keys_of(rank: int) -> tuple[str, ...]:
 
 
 def path_of(value: Any, number: int) -> str:
-    """Return where tensor ``number`` of :func:`flatten` is, like ``['own']['model']['weight']``."""
+    """Return the path of tensor ``number`` of :func:`flatten`, like ``['own']['model']['weight']``."""
     for index, path in enumerate(_paths(value, "")):
         if index == number:
             return path

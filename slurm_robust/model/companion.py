@@ -6,7 +6,7 @@ from slurm_robust.model.record import Record
 
 
 class CompanionPool(Record):
-    """Where companions get their nodes."""
+    """The places from which companions get their nodes."""
 
     reservation: str = ""
     """"" for free nodes of the job's partition."""

@@ -1,7 +1,7 @@
-"""Copies of checkpoint parts: which part, of which step, where.
+"""Copies of checkpoint parts: which part, of which step, in which tier.
 
-A checkpoint consists of one *own* part per rank and, where training replicates state (DDP), one *shared*
-part that is equal on all ranks and therefore kept once per node.
+A checkpoint consists of one *own* part per rank and, if training replicates state (DDP), one *shared* part
+that is equal on all ranks and therefore kept once per node.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CheckpointId(Record, order=True, gc=False):
 
 
 class Tier(str, Enum):
-    """Where a copy is, nearest first (paper, section 5.1; the order of the restore ladder)."""
+    """The place of a copy, nearest first (paper, section 5.1; the order of the restore ladder)."""
 
     MEMORY = "memory"  # in the memory of the node on which the rank ran
     PEER = "peer"  # in the memory of another node
@@ -86,12 +86,12 @@ class Copy(Record, array_like=True, gc=False):
 
 
 class RestoreSource(Record):
-    """Where a node gets the part of ``rank`` for a restore."""
+    """The source from which a node gets the part of ``rank`` for a restore."""
 
     rank: int
     tier: Tier
     address: str = ""
-    """Of the agent that holds it, "" for this node itself."""
+    """Address of the agent that holds it, "" for this node itself."""
     port: int = 0
 
 

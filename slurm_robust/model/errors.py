@@ -5,18 +5,18 @@ from __future__ import annotations
 from enum import IntEnum
 
 UNUSABLE_COPY = 94
-"""A worker's exit code where the exception that ended it says that a copy of a checkpoint cannot be restored.
+"""A worker's exit code if the exception that ended it says that a copy of a checkpoint cannot be restored.
 
 None of ``srobust`` itself: the controller answers it.
 """
 
 
 class ExitCode(IntEnum):
-    """Codes of our own; any other code of ``srobust run`` is the training's.
+    """Codes of our own; any other code of ``srobust run`` is the script's.
 
-    The training's own code passes through when its end is final (success, ``final_exit_codes``). The
-    numbers are those of ``sysexits.h`` where it has one, and a script can tell "start me again" (75) from
-    "do not" (93). The texts are the table of ``docs/exit-codes.md``.
+    The script's own code passes through if its end is final (success, ``final_exit_codes``). The numbers are
+    those of ``sysexits.h`` if it has one, and a script can tell "start me again" (75) from "do not" (93). The
+    texts are the table of ``docs/exit-codes.md``.
     """
 
     SUCCESS = 0
@@ -68,7 +68,8 @@ class ExitCode(IntEnum):
     """Another controller of this job, or another start of ``srobust run`` in it, is alive, or another job
     that has not ended for good has the [training](trainings.md) or is what ``--from`` names. Also if a
     job was requeued after another one had taken its training. The message names the other job, and says
-    what to do."""
+    what to do.
+    """
 
     REFUSED = 77
     """Slurm or this machine does not do what was asked: a right, a program or a resource is lacking. The
@@ -91,7 +92,8 @@ class ExitCode(IntEnum):
 
     TERMINATED = 143
     """Slurm or the owner ended the job (``scancel``, a preemption that cancels, time limit without requeue).
-    The newest step of memory went to storage first, or the log says which steps are lost."""
+    The newest step of memory went to storage first, or the log says which steps are lost.
+    """
 
 
 class SrobustError(Exception):

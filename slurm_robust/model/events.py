@@ -45,7 +45,7 @@ class WorldEvent(Event, kw_only=True):
 
 
 class RunStarted(Event):
-    """The first event: what is to be run, and on how much."""
+    """The first event: what the job runs, and on how many nodes."""
 
     run_id: str
     job_id: int
@@ -59,16 +59,16 @@ class RunStarted(Event):
     cluster: str = ""
     """"" if it is not known."""
     array_task: str = ""
-    """The id that squeue shows where the job is a task of an array (``38_1``), else ""."""
+    """The id that squeue shows if the job is a task of an array (``38_1``), else ""."""
     training: str = ""
     """The name of the training of which the job is a chapter, "" for none."""
 
 
 class Continued(WorldEvent):
-    """The job goes on from where an earlier one was; stands right after :class:`RunStarted`.
+    """The job goes on from the step of an earlier one; stands right after :class:`RunStarted`.
 
-    What counts of the checkpoints of earlier jobs is taken over as it was there: their generations keep their
-    numbers, and the first one of this job gets the next.
+    The checkpoints of earlier jobs that count are taken over as they were: their generations keep their
+    numbers, and the first generation of this job gets the next.
     """
 
     from_job: int
@@ -97,7 +97,7 @@ class Continued(WorldEvent):
     best_step: int = -1
     """Newest step completed by all ranks in any earlier job, N at most with ``--step N``; -1 for none."""
     undone_step: int = -1
-    """The newest that had been completed where ``--step`` once chose an older one; -1 for none."""
+    """The newest completed step if ``--step`` once chose an older one; -1 for none."""
     reports: bool = False
     """The script reports its steps."""
     slots: int = 0
@@ -123,7 +123,8 @@ class ControllerStarted(Event):
     """Slurm's name of ``host``."""
     known: int = -1
     """How many events it had read, -1 if that is not known: what an earlier controller wrote after them
-    does not count."""
+    does not count.
+    """
     taken_from: str = ""
     """The node of the controller from which this one took over, "" if it did not."""
     reason: str = ""
@@ -161,11 +162,11 @@ class AllocationTaken(Event):
     time_limit_s: float | None = None
     """How long this run may take; None if not known."""
     queued_s: float | None = None
-    """From ``submitted`` until Slurm started it, both by slurmctld's clock; None if unknown."""
+    """Seconds from ``submitted`` until Slurm started it, both by slurmctld's clock; None if unknown."""
     eligible: float | None = None
     """When Slurm could first have started it, in seconds since 1970 by slurmctld's clock; None if unknown."""
     gpus: int = 0
-    """That the job holds on all nodes together; 0 also where it is not known."""
+    """GPUs that the job holds on all nodes together; 0 also if that is not known."""
     required: tuple[str, ...] | None = None
     """That the job asks for by name, ``--nodelist`` and what a requeue has added to it; None if not known."""
 
@@ -230,7 +231,8 @@ class ProgressMade(WorldEvent):
     grad_norm: float | None = None
     spent: dict[str, float] = {}
     """Seconds of this generation in checkpoints and in phases that the script announces, by name, each of the
-    rank with most."""
+    rank with most.
+    """
 
 
 class IncidentOpened(WorldEvent):
@@ -278,7 +280,8 @@ class GenerationEnded(WorldEvent):
     """The rank whose exit explains the others, -1 if none does."""
     good_step: int | None = None
     """Later steps may hold numbers that are not finite, so no later checkpoint counts (-1: none of this
-    generation); None if nothing speaks against them."""
+    generation); None if nothing speaks against them.
+    """
     stored: bool = False
     """The sealed checkpoint is on storage."""
 
@@ -341,9 +344,9 @@ class Decided(WorldEvent):
     actions: tuple[Action, ...]
     reason: str
     verdict: Verdict | None = None
-    """None if the exit code of the training decides by itself (``final_exit_codes``)."""
+    """None if the exit code of the script decides by itself (``final_exit_codes``)."""
     place: StackLocation | None = None
-    """Where stacks placed the fault."""
+    """The place of the fault by the stacks."""
     localise_s: float = 0.0
     """From detection until the verdict."""
     carried_out: bool = True
@@ -351,7 +354,7 @@ class Decided(WorldEvent):
 
 
 class NodesTested(Event):
-    """Held nodes were tested, or replayed the training, for ``took_s`` seconds."""
+    """Held nodes were tested, or replayed training steps, for ``took_s`` seconds."""
 
     incident: int
     results: tuple[TestResult, ...]
@@ -415,7 +418,7 @@ class NodeGivenBack(Event):
 
 
 class NodeDrained(Event):
-    """Somebody else has drained a node of the job. Training goes on there until the next restart."""
+    """A node of the job was drained from outside. Training goes on there until the next restart."""
 
     node: str
     reason: str
@@ -434,7 +437,7 @@ class SpareSetAside(Event):
     node: str
     reason: str
     usable: bool
-    """It may still be taken where there is no other."""
+    """It may still be taken if there is no other."""
 
 
 class SpareAnswers(Event):
@@ -489,7 +492,7 @@ class StandbyTested(Event):
 
     node: str
     outcome: Outcome
-    """UNKNOWN convicts nobody."""
+    """UNKNOWN convicts no node."""
     text: str
     took_s: float
 
@@ -505,7 +508,7 @@ class ModulesLearned(Event):
 
 
 class ReplenishBegun(Event):
-    """A used or bad standby is to be replaced by another one, while training goes on."""
+    """A used or bad standby is being replaced by another one, while training goes on."""
 
     missing: int
     attempt: int
@@ -520,7 +523,7 @@ class IncidentClosed(WorldEvent):
     generation: int
     step: int
     recover_s: float | None
-    """From the verdict until that step; None if training went on by itself, or where it is not known."""
+    """From the verdict until that step; None if training went on by itself, or if it is not known."""
     stages: dict[str, float] = {}
     """Seconds from the fault until that step, by stage, in order; none if another controller began."""
 
@@ -560,7 +563,7 @@ class StopOrdered(Event):
 
     reason: str
     code: int
-    """The exit code where nothing else ended the run before."""
+    """The exit code if nothing else ended the run before."""
 
 
 class EndStarted(Event):
@@ -576,7 +579,7 @@ class EndStarted(Event):
     saves: bool = False
     """What only memory holds goes to storage first."""
     exclude: tuple[str, ...] = ()
-    """Where ``code`` says that the job is requeued: without these nodes."""
+    """If ``code`` says that the job is requeued: without these nodes."""
     failure: bool = False
     """The same: as in :class:`RequeueStarted`."""
 

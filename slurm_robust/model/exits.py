@@ -9,13 +9,14 @@ from slurm_robust.model.record import Record
 
 
 class WorkerError(Record):
-    """An exception that ended a worker's script, taken where it was raised."""
+    """An exception that ended a worker's script, taken when it was raised."""
 
     type: str
     message: str
     file: str = ""
     """Of the innermost frame in the user's own code (not in site-packages): so the same bug has the same
-    signature on every rank."""
+    signature on every rank.
+    """
     line: int = 0
     """Of that frame."""
     traceback: str = ""
@@ -24,7 +25,7 @@ class WorkerError(Record):
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
+    """Return the name of a signal: ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -39,7 +40,8 @@ class WorkerExit(Record):
     signal: int | None = None
     age_s: float = 0.0
     """How long ago it ended when the agent sent the record, by the node's monotonic clock: so the controller
-    orders exits of different nodes without trusting their wall clocks."""
+    orders exits of different nodes without trusting their wall clocks.
+    """
     error: WorkerError | None = None
     tail: tuple[str, ...] = ()
     """The last lines of its output."""
@@ -76,7 +78,7 @@ class StepEnd(Record):
 
     nodes: tuple[str, ...]
     code: int
-    """srun's exit code, or a task's where Slurm reports that, else -1."""
+    """srun's exit code, or a task's if Slurm reports that, else -1."""
     message: str = ""
     outlook: Outlook = Outlook.UNKNOWN
     fix: str = ""

@@ -24,7 +24,7 @@ class Outcome(str, Enum):
 
 
 class Party(str, Enum):
-    """Where the cause lies, as far as the check can tell."""
+    """The party at which the cause lies, if the check can tell."""
 
     NODE = "node"
     """This node's hardware or kernel."""
@@ -98,7 +98,7 @@ class Suggestion(str, Enum):
 
 
 class Effect(str, Enum):
-    """What a check's failure means to a training that runs."""
+    """What a check's failure means to training that runs."""
 
     FAULT = "fault"
     """Something is broken, or has happened."""
@@ -107,7 +107,7 @@ class Effect(str, Enum):
     """One end of a link is down or slow for as long as the check fails; it may heal."""
 
     SLOW = "slow"
-    """The node is slow at most: the pace of the training tells whether that matters."""
+    """The node is slow at most: the pace of training tells whether that matters."""
 
 
 class Finding(Record):
@@ -125,11 +125,11 @@ class Finding(Record):
     limit: str = ""
     """Allowed."""
     source: str = ""
-    """Where the value is from."""
+    """The source of the value."""
     blame: Party = Party.NODE
     suggestion: Suggestion = Suggestion.NONE
     count: int = 0
-    """How often it happened lately, where the check counts that; 0 elsewhere."""
+    """How often it happened lately, if the check counts that; else 0."""
     confirm: int = 1
     """Periodic runs in a row that must find it before it keeps jobs away; never less than the check's."""
 
@@ -154,7 +154,7 @@ class Alert(Finding, kw_only=True):
     """Seconds since it was seen to be over; None while it stands."""
 
     effect: Effect = Effect.FAULT
-    """What the check's failure means to a training that runs."""
+    """What the check's failure means to training that runs."""
 
     outcome: Outcome = Outcome.FAIL
 

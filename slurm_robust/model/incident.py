@@ -29,7 +29,7 @@ class Cause(str, Enum):
     """Nothing is wrong."""
 
     UNKNOWN = "unknown"
-    """Nobody knows: no rule knows the log, or it does not tell whose fault it is."""
+    """The cause is unknown: no rule knows the log, or it does not tell whose fault it is."""
 
 
 class Remedy(str, Enum):
@@ -57,7 +57,7 @@ class Classification(Record):
     place: str = ""
     """Module and line of a Python traceback (``train.py:12``), "" without one."""
     suspects: tuple[str, ...] = ()
-    """Ranks ("rank 5") and hosts that failed first by what the lines say, not the one that prints them."""
+    """Ranks ("rank 5") and hosts that failed first by what the lines say, not the rank that prints them."""
 
 
 class TestResult(Record):
@@ -146,7 +146,7 @@ class Fault(Record):
 
     # -- as localised
     localisation: Localisation | None = None
-    """Where the stacks of all ranks place it."""
+    """The place of the fault by the stacks of all ranks."""
 
     # -- as the generation ended
     generation: int = 0
@@ -162,19 +162,19 @@ class Fault(Record):
     unreachable: str = ""
     """One cause of all that are lost; "" if each speaks for itself."""
     ended: dict[str, str] = {}
-    """Of ``lost``, those whose agent ended, with Slurm's message."""
+    """The nodes of ``lost`` whose agent ended, with Slurm's message."""
     step_ended: dict[str, str] = {}
-    """Of ``lost`` and the standbys, those whose agent ended with its whole step, with what says so."""
+    """The nodes of ``lost``, and standbys, whose agent ended with its whole step, with what says so."""
     oom: dict[str, str] = {}
-    """Of ``lost``, those whose agent ended for want of memory, with Slurm's message."""
+    """The nodes of ``lost`` whose agent ended for want of memory, with Slurm's message."""
     alive: tuple[str, ...] = ()
     """Nodes of the placement that answer."""
     unable: dict[str, str] = {}
     """Nodes that answer but could start no worker, with the reason."""
     unstarted: dict[str, str] = {}
-    """Nodes where no agent came although those of other nodes did, with the reason."""
+    """Nodes on which no agent came although agents of other nodes did, with the reason."""
     refused: dict[str, str] = {}
-    """Nodes where no agent came because Slurm starts none, with the reason."""
+    """Nodes on which no agent came because Slurm starts none, with the reason."""
     stuck: tuple[str, ...] = ()
     """Nodes on which workers that got SIGKILL are still there."""
     restore: CheckpointId | None = None
@@ -186,17 +186,17 @@ class Fault(Record):
     diagnosis: Diagnosis | None = None
     """Results, once the nodes were tested."""
     replayed: Diagnosis | None = None
-    """Results, once the training was replayed in small groups."""
+    """Results, once training steps were replayed in small groups."""
 
     # -- once companions were asked for
     not_lent: tuple[str, ...] | None = None
     """Why some of them lend no node; None before that."""
     asked: tuple[CompanionPool, ...] = ()
-    """Where nodes were asked for."""
+    """The places that were asked for nodes."""
 
-    # -- once nodes that were evicted, or are to be, without proof were tested
+    # -- once nodes were tested that were, or would be, evicted without proof
     cleared: tuple[str, ...] | None = None
-    """Those that passed; None before that."""
+    """Nodes that passed; None before that."""
 
 
 # -- verdict ---------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class FaultKind(str, Enum):
     RESTORE = "restore failed:"
     OUT_OF_MEMORY = "out of memory"
     PORT_TAKEN = "MASTER_PORT taken"
-    """It counts as no attempt of the job's: somebody else was faster."""
+    """It counts as no attempt of the job: another job was faster."""
 
     GPU_NOT_FREE = "GPU memory not free yet"
     SLOW_TO_DIE = "workers slow to die"
@@ -255,7 +255,7 @@ class Signature(Record):
 
     @classmethod
     def of_nodes(cls, kind: FaultKind, nodes: Iterable[str]) -> Signature:
-        """Keyed by ``nodes``, in whatever order they come."""
+        """Key by ``nodes``, in whatever order they come."""
         return cls(kind=kind, key=",".join(sorted(nodes)))
 
     def __str__(self) -> str:
@@ -263,7 +263,7 @@ class Signature(Record):
 
 
 class StackLocation(Record):
-    """Where the stacks of all ranks placed a fault."""
+    """The place of a fault by the stacks of all ranks."""
 
     symptom: Symptom
     step: int
@@ -278,7 +278,7 @@ class Verdict(Record):
     """The conclusion drawn from a fault."""
 
     rung: int
-    """Of the recovery ladder (design, section 5)."""
+    """The rung of the recovery ladder (design, section 5)."""
     blame: Blame
     signature: Signature
     """Names the fault, so that the same one is recognised when it comes again."""
@@ -337,20 +337,20 @@ class Borrow(Record, tag_field="action", tag="borrow"):
     nodes: int
     reason: str
     sources: tuple[CompanionPool, ...] = ()
-    """Where they are asked for, in this order."""
+    """The places that are asked for them, in this order."""
     some: bool = False
     """Fewer are of use, too: others may come from elsewhere."""
 
 
 class QuickTest(Record, tag_field="action", tag="quick test"):
-    """Test ``nodes``, which suspicion alone speaks against, then decide again with those that pass."""
+    """Test ``nodes``, against which only suspicion speaks, then decide again with the nodes that pass."""
 
     nodes: tuple[str, ...]
     reason: str
 
 
 class Replay(Record, tag_field="action", tag="replay"):
-    """Replay the training in small groups of the held nodes, then decide again."""
+    """Replay training steps in small groups of the held nodes, then decide again."""
 
     reason: str
 

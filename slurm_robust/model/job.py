@@ -12,16 +12,18 @@ JOBS_FOLDER = "srobust-jobs"
 """Folder for the directories of jobs, below the one from which a job was submitted."""
 
 RANKS_PER_FOLDER = 64
-"""Two files each. Lustre and NFS make the files of one folder one after the other, so ten thousand ranks that
-open theirs at once would wait 5 to 30 s, in each restart."""
+"""Ranks whose logs share a folder, with two files each. Lustre and NFS make the files of one folder one after
+the other, so ten thousand ranks that open theirs together would wait 5 to 30 s, in each restart.
+"""
 
 LEAVING_S = 5.0
 """A job that ends for good waits no longer for killed workers: Slurm's ``KillWait`` is running, and Slurm
-itself ends what is left."""
+itself ends what is left.
+"""
 
 
 class CommandKind(str, Enum):
-    """How the user's command is to be run."""
+    """How the user's command is run."""
 
     SCRIPT = "script"  # a Python file, run in a fork of the zygote
     MODULE = "module"  # ``-m package.module``, run in a fork of the zygote
@@ -89,7 +91,7 @@ class JobSpec(Record):
     """Rank 0 reports what it has imported, for zygotes to import it before."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
-        """Return where the tiers beyond the nodes' memory are."""
+        """Return the places of the tiers beyond the nodes' memory."""
         return {**self.copies.places, Tier.STORAGE: self.checkpoint_dir or str(directory.checkpoints)}
 
 
@@ -121,7 +123,7 @@ class JobDirectory:
 
     @property
     def metrics(self) -> Path:
-        """Where Prometheus finds the controller's page of metrics, in its format ``file_sd``."""
+        """The address of the controller's page of metrics for Prometheus, in its format ``file_sd``."""
         return self.path / "metrics.json"
 
     @property
@@ -179,7 +181,7 @@ class JobDirectory:
         return self.path / "logs" / f"gen-{generation:03d}"
 
     def worker_log(self, generation: int, rank: int, stream: str) -> Path:
-        """File of one worker's ``out`` or ``err`` stream.
+        """Return the file of one worker's ``out`` or ``err`` stream.
 
         Those of the first ranks lie in the generation's folder, of the others in folders of 64 ranks in it.
         """

@@ -91,7 +91,7 @@ class JobSummary(Record):
     effective_s: float = 0.0
     """In which steps were done for the first time. ETTR: this by ``since_start_s``."""
     nodes: int = 0
-    """The most that it held at once."""
+    """The most that it held at a time."""
     generations: int = 0
     write_s: float | None = None
     """Median time until a checkpoint was on shared storage."""
@@ -99,7 +99,7 @@ class JobSummary(Record):
     left_out: int = 0
     """Older incidents than those."""
     work: tuple[NodeWork, ...] = ()
-    """The newest ones, where all would be more than :data:`MAX_NAMES` names."""
+    """The newest ones, if all would be more than :data:`MAX_NAMES` names."""
 
     @property
     def ettr(self) -> float:

@@ -19,7 +19,7 @@ from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution
-_PIECE = 1 << 20  # bytes that are decoded at once, between two reports of how far a journal is read
+_PIECE = 1 << 20  # bytes that are decoded between two reports of how far a journal is read
 
 
 class JournalDamaged(SrobustError):
@@ -97,7 +97,7 @@ class Events:
 def _by_line(
     data: bytes, name: str, unread: Counter[str] | None, before: int, *, is_last: bool
 ) -> tuple[list[ev.AnyEvent], int]:
-    """Decode the event of each line up to a torn last one of the file, and where that begins.
+    """Decode the event of each line up to a torn last one of the file; return them and its offset.
 
     ``before``: lines ahead of these. Raises :class:`JournalDamaged`.
     """
@@ -165,7 +165,7 @@ def read(path: Path, unread: Counter[str] | None = None) -> list[ev.AnyEvent]:
 def read_bytes(path: Path) -> bytes:
     """Read what the journal holds; b"" only if storage says that there is none. Raises ``OSError``.
 
-    Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
+    It does not use ``exists()``, which says no if storage refuses (Python 3.14): the job would begin anew.
     """
     try:
         return path.read_bytes()

@@ -25,8 +25,9 @@ class ParallelLayout(Record):
 
     nproc_per_node: int
     sizes: tuple[tuple[str, int], ...]
-    """Each dimension with its size, the one that changes fastest with the rank first (Megatron-LM's order
-    ``tp-cp-ep-dp-pp`` is such a list)."""
+    """Each dimension with its size; the dimension that changes fastest with the rank comes first
+    (Megatron-LM's order ``tp-cp-ep-dp-pp`` is such a list).
+    """
 
     @classmethod
     def fit(
@@ -105,7 +106,7 @@ class ParallelLayout(Record):
         raise KeyError(name)
 
     def identity(self) -> str:
-        """Short text that is equal for equal layouts only, ``16x2:tp2-cp1-ep1-dp2-pp4``.
+        """Return a short text that is equal for equal layouts only, ``16x2:tp2-cp1-ep1-dp2-pp4``.
 
         It is stamped on every copy of a checkpoint: state that was cut up in another way is of no use.
         """
@@ -144,11 +145,11 @@ class Placement(Record, dict=True):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the training world."""
+        """Number of ranks that train together."""
         return len(self.slots) * self.nproc_per_node
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
-        """Global ranks on ``node``, in order of local rank; empty for a node without a slot."""
+        """Return the global ranks on ``node``, in order of local rank; empty for a node without a slot."""
         if node not in self._numbers:
             return ()
         first = self._numbers[node] * self.nproc_per_node
@@ -163,5 +164,5 @@ class Placement(Record, dict=True):
         return {node: slot for slot, node in enumerate(self.slots)}
 
     def node_of(self, rank: int) -> str:
-        """Node on which ``rank`` runs."""
+        """Return the node on which ``rank`` runs."""
         return self.slots[rank // self.nproc_per_node]

@@ -28,7 +28,7 @@ MAX_BYTES = 64 << 20
 """No reader takes more; 1,200 nodes need less than 1 MB."""
 
 MAX_ALERTS = 4
-"""Of one node, the newest."""
+"""Alerts that are kept for one node: the newest."""
 
 
 class NodeState(str, Enum):
@@ -64,14 +64,14 @@ _WRONG = frozenset({NodeState.SILENT, NodeState.DEAD, NodeState.ASIDE, NodeState
 
 
 class LiveNode(Record):
-    """One node of the job. Of its ranks, the one that was last to complete its newest step."""
+    """One node of the job. Its step is that of the rank that was last to complete its newest step."""
 
     node: str
     state: NodeState
     slot: int = -1
     """-1: it has none."""
     why: str = ""
-    """Why it is in this state, where that is not plain; how far a standby is."""
+    """Why it is in this state, if that is not plain; how far a standby is."""
     heard_s: float | None = None
     """Since its agent was last heard."""
     step: int = -1
@@ -107,7 +107,7 @@ class LiveTier(Record):
     """The newest that the copies of all ranks have reached."""
     generation: int
     age_s: float | None = None
-    """Since it was written, where that is known."""
+    """Since it was written, if that is known."""
 
 
 class LiveCompanion(Record):
@@ -115,7 +115,7 @@ class LiveCompanion(Record):
 
     job_id: int
     source: str
-    """Where its node is from."""
+    """The source of its node."""
     node: str = ""
     """"" while it waits."""
 
@@ -183,12 +183,12 @@ class LiveStatus(Record, kw_only=True):
     reports: bool = False
     """Whether the script numbers its steps; else optimizer steps of the generation are counted."""
     loss: float | None = None
-    """Of the rank that was last; None also where it is no number."""
+    """The loss of the rank that was last; None also if it is no number."""
     grad_norm: float | None = None
     non_finite: bool = False
     """Some rank's loss is NaN or infinite."""
     restored_step: int = -1
-    """Of the checkpoint with which the generation began, -1 for a fresh start."""
+    """Step of the checkpoint with which the generation began, -1 for a fresh start."""
     nodes: tuple[LiveNode, ...] = ()
     """Those with slots in order, standbys, then evicted ones."""
     companions: tuple[LiveCompanion, ...] = ()
@@ -198,7 +198,7 @@ class LiveStatus(Record, kw_only=True):
     """Those of them that are over."""
     incident: LiveIncident | None = None
     tiers: tuple[LiveTier, ...] = ()
-    """Nearest first; those that hold nothing whole are left out."""
+    """Nearest first; tiers that hold nothing whole are left out."""
     ettr: float | None = None
     """Since the job's first start."""
     ettr_hour: float | None = None

@@ -59,7 +59,7 @@ class Notice(Record):
     text: str
     """What happened."""
     nodes: tuple[str, ...] = ()
-    """Where."""
+    """The place."""
     action: str = ""
     """What the controller does about it; "" for nothing."""
     command: str = ""
@@ -78,10 +78,13 @@ class ChannelState(Record):
     left_out: int = 0
     """How many the next message says were left out."""
     sent: tuple[float, ...] = ()
-    """When messages of the last hour were sent, in seconds since 1970; also those that may have arrived."""
+    """When messages of the last hour were sent, in seconds since 1970; also messages that may have
+    arrived.
+    """
     sending: float | None = None
     """When a message was begun, in seconds since 1970: written down before the channel gets it. None: none is
-    on its way."""
+    on its way.
+    """
     again: bool = False
     """A part of what waits may have arrived."""
     trouble: str = ""
@@ -100,7 +103,7 @@ class Notified(Record):
     """By name."""
 
     def given_up(self, now: float) -> dict[str, str]:
-        """Channels that are left alone at ``now`` (seconds since 1970), with the reason."""
+        """Return the channels that are left alone at ``now`` (seconds since 1970), with the reason."""
         return {
             name: channel.trouble
             for name, channel in self.channels.items()

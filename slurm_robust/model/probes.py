@@ -1,4 +1,4 @@
-"""Where nodes are probed, and what the probes have brought."""
+"""The addresses at which nodes are probed, and what the probes have brought."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from slurm_robust.model.record import Record
 
 
 class ProbeTarget(Record):
-    """Where a node's kernel is probed."""
+    """The address at which a node's kernel is probed."""
 
     addresses: tuple[str, ...]
     """All under which the node is known: one that answers is enough."""
     port: int
-    """TCP, on which nobody listens; 0 for none."""
+    """A TCP port on which nothing listens; 0 for none."""
 
 
 class Answers(Record):
@@ -34,6 +34,6 @@ class Knocked(NamedTuple):
     """What kernels made of a connection, by the names of the places."""
 
     taken: frozenset[str]
-    """Somebody listens there, though it may be stalled."""
+    """A process listens there, though it may be stalled."""
     refused: frozenset[str]
-    """Nobody listens there any more."""
+    """No process listens there any more."""

@@ -1,4 +1,4 @@
-"""How far the training is, how fast it has been, and what its nodes send each other."""
+"""How far training is, how fast it has been, and what its nodes send each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Progress(Record, array_like=True, gc=False):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the loss is finite, as far as it is reported. (Single gradients may overflow.)"""
+        """Whether the loss is finite, if it is reported. (Single gradients may overflow.)"""
         return self.loss is None or math.isfinite(self.loss)
 
     @property
@@ -95,11 +95,11 @@ RETURNED = "after the script"
 
 
 LASTING = frozenset({RESERVE, FINISHED, RETURNED})
-"""Phases that say something of a rank, but in which it may complete steps, or no step is to come."""
+"""Phases that say something of a rank, but in which it may complete steps, or no step will come."""
 
 
 class PaceHistory(Record):
-    """What is known of the training's pace, in seconds. 0 and absent: not seen yet, or exceeded since."""
+    """What is known of the pace of training, in seconds. 0 and absent: not seen yet, or exceeded since."""
 
     steps: int = 0
     """Steps that were measured."""
@@ -113,14 +113,15 @@ class PaceHistory(Record):
     pause_s: float = 0.0
     """The longest time without a step that seemed to be a hang and then ended by itself."""
     hung_after: int = -1
-    """The step after which the training was last taken for hanging, -1 once it got beyond."""
+    """The step after which training was last taken for hanging, -1 once it got beyond."""
     doubts: int = 0
-    """How often it was between steps, since it last went on for hours without. 0 again where the cause of a
-    hang is found: then it was none of the script's own doing."""
+    """How often it was taken for hanging between steps since it last went on for hours without that. 0 again
+    if the cause of a hang is found: then it was not the script's own doing.
+    """
 
 
 class Traffic(Record):
-    """Since the workers of the generation began. In seconds, of the node's own clock."""
+    """Counted since the workers of the generation began, in seconds of the node's own clock."""
 
     silent_s: float
     """How long the links have carried next to nothing."""

@@ -1,4 +1,4 @@
-"""What the processes of a training are doing: stacks, collectives, and where these place a fault."""
+"""What the processes of a job are doing: stacks, collectives, and the place of a fault by them."""
 
 from __future__ import annotations
 
@@ -53,15 +53,16 @@ class ProcessStacks(Record):
     """Why there are no threads."""
     cpu_s: float | None = None
     """Processor time that a worker and its descendants have used, with the time for which its main thread had
-    to wait since all processors were busy; None if that is not known."""
+    to wait since all processors were busy; None if that is not known.
+    """
 
 
 class Collective(Record):
-    """Where a process group of this rank stands, by PyTorch's flight recorder."""
+    """How far a process group of this rank is, by PyTorch's flight recorder."""
 
     group: str
     sequence: int
-    """Number of the oldest operation that has not completed, or of the newest where all have."""
+    """Number of the oldest operation that has not completed, or of the newest if all have."""
     operation: str
     """That operation."""
     state: str
@@ -99,7 +100,7 @@ class RankStacks(Record):
     node: str
     processes: tuple[ProcessStacks, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    """Of those that have not completed, the one that was enqueued first comes first."""
+    """Operations that have not completed come in the order in which they were enqueued."""
     source: str = ""
     """How they were taken: ``py-spy``, ``signal`` (the handler in the worker), "" when there are none."""
     took_s: float = 0.0
@@ -111,12 +112,12 @@ class RankStacks(Record):
 
 
 class Localisation(Record):
-    """Where stacks place a fault."""
+    """The place of a fault by the stacks."""
 
     outliers: tuple[int, ...] = ()
     """Ranks that do something else than most."""
     ranks: tuple[int, ...] = ()
-    """Ranks that are at fault; empty where nothing could be concluded."""
+    """Ranks that are at fault; empty if nothing could be concluded."""
     group: str = ""
     """The parallel group that ``ranks`` are, ``pp 24-31``: the smallest one that covers those at fault."""
     exact: bool = False
@@ -129,4 +130,5 @@ class Localisation(Record):
     """What ``ranks`` do."""
     halted: bool = False
     """Their processes are stopped or gone, which no code does to itself. (One that is blocked in the kernel
-    may be waiting for storage, which is no fault of its node.)"""
+    may be waiting for storage, which is no fault of its node.)
+    """

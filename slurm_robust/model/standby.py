@@ -31,7 +31,7 @@ class Rehearsal(Record):
 class StandbyStage(str, Enum):
     """How far a standby is on its way to be fit to take a slot, and then into the world."""
 
-    PROVISIONING = "provisioning"  # a companion is to lend its node
+    PROVISIONING = "provisioning"  # a companion will lend its node
     STARTING = "starting"  # its agent has not reported yet
     LOADING = "loading"  # its agent is up, its zygote imports
     LOADED = "loaded"  # it can start workers immediately

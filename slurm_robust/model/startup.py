@@ -30,7 +30,7 @@ START_PHASES = {
 """In their order. The time of a phase whose end was not seen counts to the next one."""
 
 MAX_NODES, SLOWEST = 32, 8
-"""With more than MAX_NODES nodes, a phase keeps the times of its SLOWEST slowest ones."""
+"""If there are more than MAX_NODES nodes, a phase keeps the times of its SLOWEST slowest ones."""
 
 
 class PhaseTimes(Record):

@@ -21,7 +21,8 @@ from slurm_robust.model.world import World, follow
 
 TAKEOVER_GAP = 10
 """A controller launches fewer generations before it sees that another one has taken over. Their numbers are
-left out, so that no two controllers ever write checkpoints of one name."""
+left out, so that no two controllers ever write checkpoints of one name.
+"""
 
 _MAX_OF_IT = 0.5  # of a run's time
 _NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
@@ -39,15 +40,15 @@ class JobState(Record, dict=True):
     training: str = ""
     """The name of the training of which the job is a chapter, "" for none."""
     continued: ev.Continued | None = None
-    """From where the job goes on, None for one that began anew."""
+    """The point from which the job goes on, None if it began anew."""
     restart_count: int = -1
     epoch: int = 0
     own_node: str = ""
-    """Where the newest controller runs."""
+    """The node of the newest controller."""
     taken_from: str = ""
-    """The node from which it took over, "" where it did not."""
+    """The node from which it took over, "" if it did not."""
     silent_since: float = 0.0
-    """When the controller there was last heard, 0 where that is not known."""
+    """When the controller there was last heard, 0 if that is not known."""
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
     """Those of ``spares`` that do not answer."""
@@ -58,7 +59,7 @@ class JobState(Record, dict=True):
     standbys: dict[str, ev.StandbyChanged] = {}
     """How far each node of this run that stood by is, or was, on its way to be fit."""
     standby_tests: dict[str, ev.StandbyTested] = {}
-    """The quick test of each node of this run that stood by, as far as it is over; also of evicted ones."""
+    """The finished quick test of each node of this run that stood by; also of evicted ones."""
     learned: ev.ModulesLearned | None = None
     """What workers of any run were seen to import."""
     wanted_spares: int = 0
@@ -88,18 +89,19 @@ class JobState(Record, dict=True):
     """How many runs before it, one after the other, were :meth:`is_without_progress` at their end."""
     requeueing: ev.RequeueStarted | None = None
     excluded: tuple[str, ...] = ()
-    """All nodes without which a run of the Slurm job was to go on. The weakest come first: those of earlier
-    runs, then those that suspicion alone speaks against."""
+    """All nodes that a run of the Slurm job had to go on without. The weakest come first: nodes of earlier
+    runs, then nodes against which only suspicion speaks.
+    """
     asked_by_name: tuple[str, ...] = ()
     """All nodes that a requeue asked for by name, beside those of the owner."""
     owners_nodes: tuple[str, ...] = ()
-    """Those that the job's owner asks for by name (``--nodelist``)."""
+    """Nodes that the job's owner asks for by name (``--nodelist``)."""
     start: str = ""
     """The start of ``srobust run`` that the newest controller serves."""
     stop_ordered: ev.StopOrdered | None = None
     """The first order of this start to end."""
     end_started: ev.EndStarted | None = None
-    """How this run was to end, also once it has."""
+    """How this run was ordered to end, also once it has."""
     ended: ev.RunEnded | None = None
 
     @property
@@ -125,24 +127,24 @@ class JobState(Record, dict=True):
 
 @singledispatch
 def apply(event: object, state: JobState) -> JobState:
-    """``state`` after ``event``. Events that only inform leave it as it is."""
+    """Return ``state`` after ``event``. Events that only inform leave it as it is."""
     return state
 
 
 def _in_world(state: JobState, name: str, **changes: object) -> JobState:
-    """``state`` with ``changes`` in one world."""
+    """Return ``state`` with ``changes`` in one world."""
     world = msgspec.structs.replace(state.worlds.get(name) or World(), **changes)
     return msgspec.structs.replace(state, worlds={**state.worlds, name: world})
 
 
 def _followed(event: ev.WorldEvent, state: JobState) -> JobState:
-    """``state`` with its world after ``event``."""
+    """Return ``state`` with its world after ``event``."""
     world = follow(event, state.worlds.get(event.world) or World())
     return msgspec.structs.replace(state, worlds={**state.worlds, event.world: world})
 
 
 def _in_all(state: JobState, **changes: object) -> JobState:
-    """``state`` with ``changes`` in every world."""
+    """Return ``state`` with ``changes`` in every world."""
     worlds = {name: msgspec.structs.replace(world, **changes) for name, world in state.worlds.items()}
     return msgspec.structs.replace(state, worlds=worlds)
 
@@ -271,7 +273,7 @@ def _(event: ev.Decided, state: JobState) -> JobState:
 
 
 def _moved(worlds: dict[str, World], to: dict[str, str]) -> dict[str, World]:
-    """``worlds`` with other nodes in the slots of those that are keys of ``to``."""
+    """Return ``worlds`` with other nodes in the slots of the keys of ``to``."""
     return {
         name: msgspec.structs.replace(world, slots=tuple(to.get(node, node) for node in world.slots))
         for name, world in worlds.items()
@@ -398,7 +400,7 @@ def _(event: ev.ReplenishBegun, state: JobState) -> JobState:
 def _(event: ev.RequeueStarted, state: JobState) -> JobState:
     without_progress = state.runs_without_progress
     if state.requeueing is None and not event.failure and state.is_without_progress(event.t):
-        without_progress += 1  # once, also where another controller has to go on asking
+        without_progress += 1  # once, even if another controller has to go on asking
     earlier = [node for node in state.excluded if node not in event.exclude]
     unproven = [node for node in event.exclude if node in state.unproven]
     return msgspec.structs.replace(

@@ -3,8 +3,8 @@
 The folder lies beside those of the jobs, ``srobust-jobs/training-NAME``, and is its owner's only (0700)::
 
     chapters.jsonl     one line for each job, in the order in which they took the training
-    checkpoints/       on shared storage, of all its jobs, unless the configuration names another folder
-    chapter-0002.json  the second of them, made exclusively: of two jobs that start at once one gets it
+    checkpoints/ on shared storage, of all its jobs, unless the configuration names another folder
+    chapter-0002.json the second of them, made exclusively: of two jobs that start together one gets it
 
 What training was and how far it came stays in the journal of each job.
 """
@@ -22,13 +22,13 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.util.files import names_in
 
 PREFIX = "training-"
-"""Of the names of folders of trainings."""
+"""Prefix of the names of folders of trainings."""
 
 ASIDE = ".old-"
 """Stands in the name of a folder, of a job or a training, that made room for a new one, before the time."""
 
 MAX_LETTERS = 100
-"""Of a training's name: a folder's name has 255 at most."""
+"""Longest name of a training: a folder's name has 255 characters at most."""
 
 _CLAIM = re.compile(r"chapter-(\d{4,})\.json")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -44,7 +44,7 @@ class Chapter(Record):
 
     job_id: int
     run_id: str
-    """Of the run in the job's folder, by which that is known again where job ids have begun anew."""
+    """Id of the run in the job's folder, which is known by it if job ids have begun anew."""
     folder: str
     """The name of the job's folder, beside the training's."""
     t: float
@@ -74,12 +74,12 @@ class TrainingDirectory:
 
     @classmethod
     def of(cls, root: Path, name: str) -> TrainingDirectory:
-        """Return that of the training ``name`` beside the jobs' folders in ``root``."""
+        """Return the folder of the training ``name`` beside the jobs' folders in ``root``."""
         return cls(root / f"{PREFIX}{name}")
 
     @property
     def name(self) -> str:
-        """Of the training, also where it was moved aside."""
+        """The name of the training, also if it was moved aside."""
         return self.path.name.removeprefix(PREFIX).partition(ASIDE)[0]
 
     @property
@@ -97,7 +97,7 @@ class TrainingDirectory:
         return self.path / f"chapter-{number:04d}.json"
 
     def claims(self) -> list[int]:
-        """Return the numbers of those that are there, in order. Raises ``OSError``."""
+        """Return the numbers of the claims that are there, in order. Raises ``OSError``."""
         found = (_CLAIM.fullmatch(name) for name in names_in(self.path))
         return sorted(int(match[1]) for match in found if match)
 
@@ -143,7 +143,7 @@ def encoded(chapter: Chapter) -> bytes:
 
 
 def trainings(root: Path) -> tuple[TrainingDirectory, ...]:
-    """Return all below ``root``, by name, also those that were moved aside. Raises ``OSError``."""
+    """Return all trainings below ``root``, by name, also if they were moved aside. Raises ``OSError``."""
     try:
         found = sorted(path for path in root.iterdir() if path.name.startswith(PREFIX))
     except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +152,7 @@ def trainings(root: Path) -> tuple[TrainingDirectory, ...]:
 
 
 def storage_of(job: JobDirectory, spec: JobSpec, training: str) -> Path:
-    """Return where the checkpoints of a job on shared storage are, also if its training was moved aside.
+    """Return the folder of a job's checkpoints on shared storage, also if its training was moved aside.
 
     ``training``: its name, "" for none. Raises ``OSError``.
     """
@@ -172,9 +172,9 @@ def is_shared(storage: Path, job: JobDirectory) -> bool:
 
 
 def training_of(job: JobDirectory, name: str, run_id: str) -> TrainingDirectory | None:
-    """Return where the training ``name`` of ``job`` with this run is now; None if it is gone.
+    """Return the present folder of the training ``name`` of ``job`` with this run; None if it is gone.
 
-    One that was moved aside is known by its chapters. Raises ``OSError``.
+    A training that was moved aside is known by its chapters. Raises ``OSError``.
     """
     for training in trainings(job.path.parent):
         if training.name == name and any(chapter.run_id == run_id for chapter in training.read()):

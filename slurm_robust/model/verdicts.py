@@ -1,8 +1,8 @@
 """Which verdict of an incident tells what began it. Pure.
 
 An incident is open until the first new step, and another fault may come before that: it adds signs and
-actions, but what is to blame for the first one stays. A verdict that only knows more of the same fault takes
-the place of the one before.
+actions, but the blame for the first one stays. A verdict that only knows more of the same fault takes the
+place of the one before.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _FIRM = 3
 
 
 def is_firm(verdict: Verdict) -> bool:
-    """Return whether it blames somebody by more than suspicion."""
+    """Return whether it blames a node or the code by more than suspicion."""
     return verdict.blame is not Blame.NOBODY and verdict.rung <= _FIRM and not verdict.unproven
 
 
 def is_of_another(first: Verdict, later: Verdict) -> bool:
-    """Return whether ``later`` is on another fault than ``first``, on which no more is to be found out."""
+    """Return whether ``later`` is on another fault than ``first``, about which no more can be found out."""
     is_same = later.signature == first.signature or set(later.suspects) & set(first.suspects)
     return is_firm(first) and not is_same
 

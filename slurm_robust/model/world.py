@@ -29,7 +29,7 @@ class Attempt(Record):
     step: int
     """Newest step completed by all ranks in any generation."""
     work: int = -1
-    """Steps that the generation which failed had completed where the script does not report them, else -1."""
+    """Steps that the generation which failed had completed if the script does not report them, else -1."""
     blame: Blame = Blame.NOBODY
 
 
@@ -48,7 +48,7 @@ class OpenIncident(Record):
 
 
 class World(Record, dict=True):
-    """One set of ranks that train together: where they run, how far they are, what they saved.
+    """One set of ranks that train together: their nodes, how far they are, what they saved.
 
     A job has one, :data:`~slurm_robust.model.events.TRAIN`. What the worlds of a job would share (nodes,
     standbys, evictions, the time of the run) is :class:`JobState`'s.
@@ -68,12 +68,14 @@ class World(Record, dict=True):
     best_step: int = -1
     """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
     steps_here: int = -1
-    """The newest of this generation: a count of its optimizer steps where the script does not report any."""
+    """The newest step of this generation: a count of its optimizer steps if the script does not report
+    any.
+    """
     reports: bool = False
     """The script reports its steps."""
     attempts: tuple[Attempt, ...] = ()
     places: tuple[StackLocation, ...] = ()
-    """Where stacks placed the faults of earlier generations."""
+    """Places of the faults of earlier generations by their stacks."""
     incident: OpenIncident | None = None
     sealed: dict[int, int] = {}
     """For each ended generation the step of the newest checkpoint that counts."""
@@ -95,7 +97,7 @@ class World(Record, dict=True):
     stored: ev.StorageWritten | None = None
     """The newest that went from memory to storage."""
     was_stored: CheckpointId | None = None
-    """The newest of any job of the training that is known to have been complete on storage."""
+    """The newest checkpoint of any job of the training that is known to have been complete on storage."""
     saving: ev.SavingStarted | None = None
     """What goes there before the job leaves its nodes, as long as it is under way."""
     pace: PaceHistory = PaceHistory()
@@ -112,15 +114,15 @@ class World(Record, dict=True):
 
     @property
     def work(self) -> int:
-        """Steps of this generation where only they can be counted, else -1."""
+        """Steps of this generation if only they can be counted, else -1."""
         return -1 if self.reports else self.steps_here
 
     @property
     def without_progress(self) -> tuple[Attempt, ...]:
         """Attempts since which training has made no new progress.
 
-        A script that does not report its steps begins anew in each generation, as far as anybody knows: one
-        that ends after the same work as before has done the same again.
+        A script that does not report its steps is taken to begin anew in each generation: if it ends after
+        the same work as before, it has done the same again.
         """
         slack = self.slack
         if self.reports:
@@ -142,7 +144,9 @@ class World(Record, dict=True):
 
 @singledispatch
 def follow(event: ev.WorldEvent, world: World) -> World:
-    """``world`` after ``event``, which is one of its own. Events that only inform leave it as it is."""
+    """Return ``world`` after ``event``, which is one of its own. Events that only inform leave it as it
+    is.
+    """
     return world
 
 
