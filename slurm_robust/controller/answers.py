@@ -116,7 +116,7 @@ def allocation_answers(requeuer: Requeuer, shrinker: Shrinker, borrower: Borrowe
     }
 
 
-def test_answers(tester: Tester) -> Table:
+def tester_answers(tester: Tester) -> Table:
     """Return what tests nodes."""
 
     def test(asked: qs.TestNodes, tell: Tell) -> Diagnosis:

@@ -21,7 +21,7 @@ from slurm_robust.controller.answers import (
     kernel_answers,
     slurm_answers,
     storage_answers,
-    test_answers,
+    tester_answers,
 )
 from slurm_robust.controller.background import Background, Errands
 from slurm_robust.controller.borrower import Borrower
@@ -95,6 +95,9 @@ class Loop:
         self._slow_at = 0.0
         self._slow_busy = False
         self._gone_noted = False
+        self._starts = self._starting = (
+            0  # how often agents were started, and how many of these are under way
+        )
         self._trouble = ""  # of the journal, as it was reported
         self._restored = 0  # how many events of the journal were reported
         self._folder_gone = False  # as it was reported
@@ -110,7 +113,7 @@ class Loop:
             **kernel_answers(),
             **slurm_answers(slurm, steps, self._clock, core.state),
             **allocation_answers(requeuer, shrinker, borrower),
-            **test_answers(tester),
+            **tester_answers(tester),
             **storage_answers(config.checkpoint, directory, journal, store, core.state.own_node),
         }
 
@@ -258,6 +261,7 @@ class Loop:
             self._core.note(text, "", self._now())
 
     def _check_steps(self) -> Callable[[], None]:
+        starts, is_settled = self._starts, not self._starting
         news = self._steps.news()
         gone = self._steps.ended()
         try:
@@ -273,7 +277,8 @@ class Loop:
                 self._core.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
                 self._core.on_step_end(end, self._now())
-            if gone and not self._gone_noted:
+            # No srun may be there yet of a start that was under way when this look began.
+            if gone and is_settled and starts == self._starts and not self._gone_noted:
                 self._gone_noted = True
                 self._do(self._core.on_agents_gone(self._now()))
             if newest is not None and newest.epoch > self._core.state.epoch and self._code is None:
@@ -364,8 +369,12 @@ class Loop:
         answering = self._answers[type(question)]
         if isinstance(question, StartAgents):
             self._gone_noted = False
+            self._starts += 1
+            self._starting += 1
 
         def heard(answer: object, *, is_last: bool = True) -> None:
+            if is_last and isinstance(question, StartAgents):
+                self._starting -= 1
             self._do(self._core.on_answer(effect.number, answer, self._now(), is_last=is_last))
 
         def tell(answer: object) -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import structs
+
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
@@ -125,6 +127,8 @@ class Context:
 
     def record(self, event: ev.AnyEvent) -> None:
         """Change the state by ``event`` and have it written; the only way in which it changes."""
+        if isinstance(event, ev.WorldEvent) and event.world != self._state.focus:
+            event = structs.replace(event, world=self._state.focus)
         self._state = apply(event, self._state)
         self.emit(Write(event=event))
 
@@ -147,8 +151,9 @@ class Context:
     ) -> None:
         """Put ``question`` to the world outside; never waits.
 
-        ``then`` hears each answer, also a late one. ``within_s`` replaces the question's own bound. If there
-        is no ``then``, the loss of a question that only had to be done is written down.
+        ``then`` hears each answer, also a late one. Answers to two questions come in any order.
+        ``within_s``: other than the question's own bound. Without ``then``, a failure is written down as
+        ``StageDone``; lateness is not.
         """
         due = now.mono + (question.within_s if within_s is None else within_s)
         self._number += 1
@@ -156,7 +161,7 @@ class Context:
         self.emit(Ask(number=self._number, question=question))
 
     def hear(self, number: int, answer: object, now: Now) -> None:
-        """Take in an answer to question ``number``; of an unknown one nothing is heard."""
+        """Take in an answer to question ``number``, unless it is closed or another controller's."""
         pending = self._pending.get(number)
         if pending is None:
             return
@@ -169,12 +174,17 @@ class Context:
         if not isinstance(answer, Told):
             pending.hear(answer, now)
 
+    def forgive(self, seconds: float) -> None:
+        """Do not count the last ``seconds`` against answers: nothing was heard meanwhile."""
+        for pending in self._pending.values():
+            pending.due += seconds
+
     def answered(self, number: int) -> None:
         """Take in that no more answers to question ``number`` will come."""
         self._pending.pop(number, None)
 
-    def lose_late_answers(self, now: Now) -> None:
-        """Tell the askers which answers are late; they still hear them when they come."""
+    def report_overdue(self, now: Now) -> None:
+        """Tell askers whose answer is overdue; an answer that comes later is passed on all the same."""
         for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
             within_s, pending.due = pending.due - pending.asked, math.inf
             pending.hear(NoAnswer(reason=f"no answer within {within_s:g} s", late=True), now)

@@ -197,6 +197,7 @@ class Core(Context):
         """
         self.fleet.forgive(seconds, younger=seconds < TOLD_STALL_S)
         self.starts.forgive(seconds)
+        self.forgive(seconds)
         if seconds >= TOLD_STALL_S:
             if self.world.running:
                 self.monitor.excuse(seconds, now)
@@ -212,7 +213,11 @@ class Core(Context):
     def on_tick(self, now: Now) -> list[Effect]:
         """Go on as far as possible: time has passed, or something else may have changed."""
         if not self._held:
-            self.lose_late_answers(now)
+            self.report_overdue(now)
+        return self._tick(now)
+
+    def _tick(self, now: Now) -> list[Effect]:
+        if not self._held:
             self._go_on(now)
         effects, self._effects = self._effects, []
         return effects
@@ -229,6 +234,7 @@ class Core(Context):
         self.departure.step(now)
         self.starts.step(now)
         self.standbys.yield_to_training(now)
+        self.companions.step(now)
         self._send_for_stacks(now)
         self.witnesses.step(now)
         self.drains.step(now)
@@ -334,7 +340,7 @@ class Core(Context):
         self.hear(number, answer, now)
         if is_last:
             self.answered(number)
-        return self.on_tick(now)
+        return self._tick(now)  # other answers may wait to be taken in: none is late yet
 
     def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
         """Answer a drill: the owner tries a fault on the own job."""

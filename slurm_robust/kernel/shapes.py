@@ -348,7 +348,8 @@ _GPUS = (
         "nvidia-reset-required",
         OF_GPUS,
         ("NVRM: ",),
-        r"NVRM: (?!Xid )[^\n]{0,300}\[?NV_ERR_RESET_REQUIRED\b",
+        # A function of the driver, as a process may be called "NVRM: x", with 15 characters at most.
+        r"NVRM: (?:GPU\d+ )?\w{10,100}: [^\n]{0,300}\bNV_ERR_RESET_REQUIRED\b",
         "driver refuses new programs until the GPU is reset (NV_ERR_RESET_REQUIRED)",
         Suggestion.RESET,
         lasting=True,

@@ -60,6 +60,8 @@ class Testing:
         """Decide again when the results are there; without results as if all had passed."""
         if core.leaving:
             return ToStopping(reason=core.leaving)
+        if core.ending and self._found is None:
+            self._found = Diagnosis(reason="the end of this run is near")
         if (found := self._found) is None:
             return None
         if isinstance(self._action, QuickTest):

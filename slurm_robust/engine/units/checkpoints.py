@@ -46,6 +46,7 @@ class Checkpoints:
         self._stored_at = now.mono - (max(0.0, now.wall - stored.t) if stored else 0.0)
         self._published: tuple[int, int, float] = (0, -1, now.mono)  # generation, step, when
         self._shared: set[int] = set()  # generations of which a shared part was reported
+        self._listing = 0  # of the newest question
         self._asked = -1  # the newest generation when storage was asked
         self._asked_at = 0.0
         self._answered = False
@@ -74,15 +75,16 @@ class Checkpoints:
     def ask_storage(self, now: Now) -> None:
         """Have storage listed; the last list is no longer believed."""
         self._asked, self._asked_at = self._context.world.generation, now.mono
+        self._listing += 1
         self._answered, self._listed = False, None
-        self._context.ask(FindCheckpoint(), now, partial(self._on_listed, self._asked))
+        self._context.ask(FindCheckpoint(), now, partial(self._on_listed, self._listing))
 
-    def _on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
-        """Take in a listing; an answer to an earlier question is dropped."""
-        if isinstance(complete, NoAnswer) and not complete.late:
+    def _on_listed(self, listing: int, complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
+        """An answer to an earlier question is dropped."""
+        if isinstance(complete, NoAnswer) and not (complete.late or complete.is_error):
             text = f"checkpoints on storage cannot be listed: {complete.reason}"
             self._context.record(ev.StageDone(t=now.wall, what="find checkpoint", ok=False, detail=text))
-        if generation == self._asked:
+        if listing == self._listing:
             self._answered = True
             self._listed = None if isinstance(complete, NoAnswer) else {**self._written, **complete}
 

@@ -22,6 +22,9 @@ from slurm_robust.engine.units.starts import AgentStarts
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import CompanionPool
 
+SWEEP_AGAIN_S = 60.0
+"""After Slurm did not show whether companions of earlier controllers are left."""
+
 
 class Companions:
     """Follows them; :mod:`slurm_robust.controller.borrower` speaks with Slurm."""
@@ -32,12 +35,13 @@ class Companions:
         self._wanted = 0  # the number of the request for which training waits, 0 for none
         self._fetched = 0  # number of the request while training runs, 0 for none
         self._answer: BorrowAnswer | None = None
+        self._sweep_at: float | None = None  # when to look for older ones again
         self._asked: dict[int, int] = {}  # by companion the request that it is for
         state = context.state
         if context.rules.sources or state.companions:
             waiting = [job for job, one in state.companions.items() if not one.node]
             self._record_end(waiting, "the controller that asked for it ended", now)
-            context.ask(SweepCompanions(known=tuple(context.state.companions)), now, self._on_swept)
+            self._sweep(now)
 
     @property
     def answer(self) -> BorrowAnswer | None:
@@ -65,9 +69,13 @@ class Companions:
         now: Now,
         *,
         some: bool = True,
-    ) -> None:
-        """Ask for standbys while training goes on, or may do so; what is lent stands by."""
+    ) -> int:
+        """Ask for standbys while training goes on, or may do so; what is lent stands by.
+
+        Returns the number of the request.
+        """
         self._fetched = self._ask(sources, missing, exclude, now, some=some)
+        return self._fetched
 
     def _ask(
         self,
@@ -82,6 +90,11 @@ class Companions:
         question = BorrowNodes(sources=sources, missing=missing, exclude=tuple(exclude), some=some)
         self._context.ask(question, now, partial(self._on_answer, self._number, sources[0]))
         return self._number
+
+    @property
+    def fetched(self) -> int:
+        """The number of the request of :meth:`fetch` that has no answer yet, 0 for none."""
+        return self._fetched
 
     @property
     def fetches(self) -> bool:
@@ -111,10 +124,21 @@ class Companions:
             case NoAnswer(late=False, reason=reason):
                 self._on_lent(number, BorrowAnswer(refusals=((first, reason),)), now)
 
+    def step(self, now: Now) -> None:
+        """Look for companions of earlier controllers again if Slurm did not answer."""
+        if self._sweep_at is not None and now.mono >= self._sweep_at:
+            self._sweep(now)
+
+    def _sweep(self, now: Now) -> None:
+        self._sweep_at = None
+        known = tuple(self._context.state.companions)
+        self._context.ask(SweepCompanions(known=known), now, self._on_swept)
+
     def _on_swept(self, answer: tuple[int, ...] | NoAnswer, now: Now) -> None:
         if isinstance(answer, NoAnswer):
             text = f"Slurm does not show whether older companions are left: {answer.reason}"
             self._context.note(text, "", now)
+            self._sweep_at = now.mono + SWEEP_AGAIN_S
         elif answer:
             self._context.note(f"cancelled older companions: {', '.join(map(str, answer))}", "", now)
 

@@ -172,8 +172,11 @@ class Departure:
         if self._asking is not None:
             self._asking = None
             self.approach(approaching(said, WARNED_S), now)
-        if said is not None and said.preempted and context.ending is not None and context.leaving is None:
-            context.end_approaches(approaching(said, WARNED_S))  # a warning alone does not say of what
+        if said is not None and said.preempted and context.leaving is None:
+            if context.ending is None:  # the word came late
+                self.approach(approaching(said, WARNED_S), now)
+            else:
+                context.end_approaches(approaching(said, WARNED_S))  # a warning alone does not say of what
         if self._is_requeued and not was_requeued and context.state.ended is not None:
             context.emit(Say(text="the job is requeued: it goes on in its next run"))
 

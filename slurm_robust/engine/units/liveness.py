@@ -30,9 +30,6 @@ from slurm_robust.policy.silence import STALLED_S, TOGETHER, judge
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
 
-PROVING = 0
-"""Number of the probes of nodes that live."""
-
 MAX_PROBED = 64
 """How many kernels of living nodes are probed at a time."""
 
@@ -75,6 +72,7 @@ class Liveness:
         self._probings: dict[str, Probing] = {}  # by suspect
         self._number = context.state.epoch << 20  # answers to an earlier controller fit none of our numbers
         self._proved: dict[str, Proof] = {}
+        self._provings = 0  # how often nodes that live were probed: the number of such a question is negative
         self._proving: tuple[str, ...] = ()  # probes of these are under way
         self._tried: dict[str, float] = {}  # when a node was last probed for that
         self._are_kinds_said = False
@@ -95,12 +93,12 @@ class Liveness:
         self._context.ask(probe, now, then, within_s=probe.for_s + LATE_S)
 
     def _on_answers(self, number: int, answers: Answers | NoAnswer, now: Now) -> None:
-        """Take in the answers of kernels; probes that could not be made say nothing about the nodes."""
-        if isinstance(answers, NoAnswer):
-            self._proving = () if number == PROVING else self._proving
+        """If the probes could not be made, that says nothing of the nodes."""
+        if number <= 0:
+            if number == -self._provings:
+                self._on_proving(answers, now)
             return
-        if number == PROVING:
-            self._on_proving(answers, now)
+        if isinstance(answers, NoAnswer):
             return
         self._drop_forgotten()
         for node, probing in list(self._probings.items()):
@@ -275,7 +273,8 @@ class Liveness:
         self._proving = tuple(oldest[:MAX_PROBED])
         self._tried.update(dict.fromkeys(self._proving, now.mono))
         places = {node: due[node] for node in self._proving}
-        self._ask(PROVING, ProbeKernels(places=places, for_s=1.0, each_kind=True), now)
+        self._provings += 1
+        self._ask(-self._provings, ProbeKernels(places=places, for_s=1.0, each_kind=True), now)
 
     def _is_due(self, node: str, now: Now) -> bool:
         proof = self._proved.get(node)
@@ -284,7 +283,10 @@ class Liveness:
         again_s = _AGAIN_S if 0 < self._vain.get(node, 0) < _VAIN else PROVE_EVERY_S
         return now.mono - self._tried[node] > again_s
 
-    def _on_proving(self, answers: Answers, now: Now) -> None:
+    def _on_proving(self, answers: Answers | NoAnswer, now: Now) -> None:
+        if isinstance(answers, NoAnswer):
+            self._proving = ()
+            return
         for node in self._proving:
             if node in answers.nodes:
                 seconds = min(kind[node] for kind in (answers.tcp, answers.icmp) if node in kind)

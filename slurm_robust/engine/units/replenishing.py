@@ -18,13 +18,14 @@ class Replenishing:
     def __init__(self, context: Context, companions: Companions) -> None:
         self._context = context
         self._companions = companions
+        self._number = 0  # of its newest request
         self._until = 0.0
 
     def step(self, now: Now) -> None:
         """Ask for what is missing when that is due. Called while training gets on."""
         context, companions = self._context, self._companions
         if companions.fetches:
-            if now.mono > self._until:
+            if companions.fetched == self._number and now.mono > self._until:
                 companions.give_up_fetching()
                 context.note("Slurm gave no answer to a request for standbys", "", now)
             return
@@ -44,4 +45,4 @@ class Replenishing:
         self._until = now.mono + borrowing_s(
             len(sources), config.companions.wait_s, config.slurm.timeout_s, missing
         )
-        companions.fetch(sources, missing, state.evicted, now)
+        self._number = companions.fetch(sources, missing, state.evicted, now)

@@ -35,6 +35,9 @@ class Witnesses:
         self._slurm_at = -math.inf
         self._slurm_answers = False
         self._given_up: frozenset[str] = frozenset()
+        self._number = self._answered = (
+            0  # of the newest question to Slurm, and of the newest that has an answer
+        )
         self._words: dict[str, str] = {}  # of Slurm, on each of them
 
     def step(self, now: Now) -> None:
@@ -84,7 +87,8 @@ class Witnesses:
 
     def ask_slurm(self, nodes: tuple[str, ...], now: Now) -> None:
         """Ask Slurm how ``nodes`` are."""
-        self._context.ask(AskAboutNodes(nodes=nodes), now, partial(self._on_slurm, nodes))
+        self._number += 1
+        self._context.ask(AskAboutNodes(nodes=nodes), now, partial(self._on_slurm, self._number, nodes))
 
     def _on_knock(self, found: Knocked | NoAnswer, now: Now) -> None:
         """Take in what kernels have answered for their agents."""
@@ -104,14 +108,19 @@ class Witnesses:
         silent = [n for n in found.refused if n not in views or now.mono - views[n].heard > dead_s / 2]
         return tuple(silent) if len(found.refused) == 1 else ()
 
-    def _on_slurm(self, nodes: tuple[str, ...], answer: tuple[Witness, ...] | NoAnswer, now: Now) -> None:
-        """Take in Slurm's answer; if slurmctld does not answer, that says nothing about the nodes."""
+    def _on_slurm(
+        self, number: int, nodes: tuple[str, ...], answer: tuple[Witness, ...] | NoAnswer, now: Now
+    ) -> None:
+        """If slurmctld does not answer, it says nothing of the nodes."""
         found = None if isinstance(answer, NoAnswer) else answer
         if isinstance(answer, NoAnswer):
             self._context.note(f"Slurm does not say how {fold(nodes)} are: {answer.reason}", "", now)
-        self._slurm_at, self._slurm_answers = now.mono, found is not None
-        self._words = {witness.node: witness.message for witness in found or () if witness.gone}
-        self._given_up = frozenset(self._words)
+        if number >= self._answered:  # an answer to an older question says nothing of now
+            self._answered = number
+            self._slurm_at, self._slurm_answers = now.mono, found is not None
+            self._words = {node: word for node, word in self._words.items() if node not in nodes}
+            self._words |= {witness.node: witness.message for witness in found or () if witness.gone}
+            self._given_up = frozenset(self._words)
         for hears in self._hears:
             hears(found)
 

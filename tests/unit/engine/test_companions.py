@@ -9,6 +9,7 @@ from slurm_robust.config.job import CompanionConfig, JobConfig, SlurmConfig
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine import questions as qs
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
+from slurm_robust.engine.units.companions import SWEEP_AGAIN_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion, CompanionPool
 from slurm_robust.model.exits import Witness
@@ -259,3 +260,16 @@ def test_a_companion_that_lends_nothing_is_cancelled() -> None:
     job.reply(qs.BorrowNodes, lost)
     assert 109 in job.ended
     assert 109 not in job.core.state.companions
+
+
+def test_companions_of_earlier_controllers_are_looked_for_until_slurm_answers() -> None:
+    job = borrower("n5")
+    (swept,) = job.swept
+    job.reply(qs.SweepCompanions, qs.NoAnswer(reason="Unable to contact slurm controller"))
+    job.pass_time(SWEEP_AGAIN_S - 1.0)
+    assert job.swept == [swept]
+    job.pass_time(2.0)
+    assert job.swept == [swept, swept]
+    job.reply(qs.SweepCompanions, ())
+    job.pass_time(2 * SWEEP_AGAIN_S)
+    assert job.swept == [swept, swept]

@@ -12,7 +12,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.policy.leaving import WORD_S, Sentence
+from slurm_robust.policy.leaving import ASKING_S, WORD_S, Sentence
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.wire.messages import Phase, Stay
@@ -410,6 +410,19 @@ def test_a_preemption_with_grace_is_no_fault() -> None:
     assert started.reason == "preempted by Slurm, which ends it in 60 s"
     assert job.requeued == [()]
     assert not [e for e in job.journal if isinstance(e, ev.IncidentOpened | ev.NodeEvicted | ev.Decided)]
+    (written,) = job.events(ev.StorageWritten)
+    assert written.step == 4
+
+
+def test_a_preemption_of_which_slurm_tells_late_still_saves() -> None:
+    """slurmctld may need longer than the controller waits before it goes by what it sees."""
+    job = trained()
+    job.change("n1", termed=True)
+    job.pass_time(ASKING_S + 2.0)
+    assert job.core.ending is None
+    answer(job, Sentence(running=True, preempted=True, left_s=45.0))
+    assert job.core.ending == "preempted by Slurm, which ends it in 45 s"
+    job.until(lambda: bool(job.requeued))
     (written,) = job.events(ev.StorageWritten)
     assert written.step == 4
 

@@ -121,3 +121,54 @@ def test_every_question_has_a_bound() -> None:
     kinds = [kind for kind in vars(qs).values() if isinstance(kind, type) and issubclass(kind, qs.Question)]
     assert len(kinds) > 20
     assert all(0 < kind.within_s <= 7200 for kind in kinds)
+
+
+def test_a_controller_that_stood_still_counts_no_time_against_answers(job: Asking) -> None:
+    number, heard = job.ask(within_s=10.0)
+    job.mono += 60.0
+    job.core.on_stall(60.0, job.now())
+    job.tick()
+    assert heard == []
+    job.hear(number, ())
+    assert heard == [()]
+
+
+def test_an_answer_that_waits_to_be_taken_in_is_not_late(job: Asking) -> None:
+    """What came meanwhile is taken in one after the other, before time is looked at."""
+    other = job.order()
+    number, heard = job.ask(within_s=10.0)
+    job.mono += 11.0
+    job.core.on_answer(other, None, job.now())
+    job.core.on_answer(number, (), job.now())
+    assert heard == [()]
+
+
+def test_an_older_listing_of_storage_that_fails_spoils_no_newer_one(job: Asking) -> None:
+    checkpoints = job.core.checkpoints
+    job.hears_storage = False
+    checkpoints.ask_storage(job.now())
+    job.tick()
+    older = job.newest[qs.FindCheckpoint]
+    checkpoints.ask_storage(job.now())
+    job.tick()
+    job.hear(job.newest[qs.FindCheckpoint], {})
+    job.hear(older, qs.NoAnswer(reason="Input/output error"))
+    assert (checkpoints.answered, checkpoints.listed) == (True, {})
+
+
+def test_an_older_question_without_answer_takes_back_nothing_that_slurm_said_since(job: Asking) -> None:
+    witnesses = job.core.witnesses
+    numbers = []
+    for _ in range(2):
+        witnesses.ask_slurm(("n2",), job.now())
+        job.tick()
+        numbers.append(job.newest[qs.AskAboutNodes])
+    job.given_up.add("n2")
+    job.hear(numbers[1], (job.witness("n2"),))
+    job.hear(numbers[0], qs.NoAnswer(reason="Socket timed out"))
+    assert witnesses.gave_up(("n2",))
+    witnesses.ask_slurm(("n1",), job.now())
+    job.tick()
+    job.hear(job.newest[qs.AskAboutNodes], (job.witness("n1"),))
+    assert witnesses.gave_up(("n2",)), "it was not asked about n2 again"
+    assert not witnesses.gave_up(("n1",))

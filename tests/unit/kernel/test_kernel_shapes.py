@@ -203,6 +203,8 @@ HARMLESS = [
     "I/O error, dev sr0, sector 0",
     "I/O error, dev loop0, sector 0",
     "Buffer I/O error on dev fd0, logical block 0",
+    "NVRM: NV_ERR_RE[7]: segfault at 0 ip 0 sp 0 error 6 in NVRM: NV_ERR_RESET_REQUIRED[55d0a8b3f000+1000]",
+    "NVRM: GPU0 abcd: page allocation failure: order:4, cpuset=x: NV_ERR_RESET_REQUIRED,mems_allowed=0",
     "traps: python3[77] general protection fault ip:7f sp:7f error:0 in libc.so",
     "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/slurm/uid_1000/job_7,task_memcg=/slurm/uid_1000/job_7/step_0",
     "Memory cgroup out of memory: Killed process 4242 (python3)",
