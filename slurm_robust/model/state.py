@@ -168,7 +168,7 @@ def _(event: ev.ControllerStarted, state: JobState) -> JobState:
     own = event.node or event.host
     if event.taken_from:
         worlds = {
-            name: msgspec.structs.replace(world, fresh_generation=world.generation + TAKEOVER_GAP)
+            name: msgspec.structs.replace(world, first_unused_generation=world.generation + TAKEOVER_GAP)
             for name, world in state.worlds.items()
         }
         state = msgspec.structs.replace(state, worlds=worlds)

@@ -29,7 +29,7 @@ class Attempt(Record):
     step: int
     """Newest step completed by all ranks in any generation."""
     work: int = -1
-    """Steps that the generation which failed had completed if the script does not report them, else -1."""
+    """Steps that the failed generation made, if the script reports none; else -1."""
     blame: Blame = Blame.NOBODY
 
 
@@ -41,7 +41,7 @@ class OpenIncident(Record):
     step: int
     """Newest completed step when it began."""
     generation: int
-    signed: int = -1
+    last_sign_in: int = -1
     """The generation in which its newest sign was seen."""
     decided: float | None = None
     """When it was first decided what to do, by the wall clock; None as long as it was not."""
@@ -50,13 +50,13 @@ class OpenIncident(Record):
 class World(Record, dict=True):
     """One set of ranks that train together: their nodes, how far they are, what they saved.
 
-    A job has one, :data:`~slurm_robust.model.events.TRAIN`. What the worlds of a job would share (nodes,
+    A job has one, :data:`~slurm_robust.model.events.TRAIN`. What all worlds of a job share (nodes,
     standbys, evictions, the time of the run) is :class:`JobState`'s.
     """
 
     nproc_per_node: int = 1
-    fresh_generation: int = 0
-    """Numbers below this may have been used by a controller that was taken over, unknown to the newer one."""
+    first_unused_generation: int = 0
+    """Lower numbers may be taken: the controller before may have launched some that this one never saw."""
     slots: tuple[str, ...] = ()
     generation: int = 0
     trained_on: tuple[str, ...] = ()
@@ -68,9 +68,8 @@ class World(Record, dict=True):
     best_step: int = -1
     """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
     steps_here: int = -1
-    """The newest step of this generation: a count of its optimizer steps if the script does not report
-    any.
-    """
+    """Newest step that all ranks of this generation completed, -1 before the first; without step reports, how
+    many optimizer steps they made."""
     reports: bool = False
     """The script reports its steps."""
     attempts: tuple[Attempt, ...] = ()
@@ -82,7 +81,7 @@ class World(Record, dict=True):
     unsealed: tuple[int, ...] = ()
     """Ended generations for which that is not known yet."""
     good_steps: dict[int, int] = {}
-    """The newest step that may count of generations that ended with non-finite numbers."""
+    """For each generation that ended with NaN or infinity, its newest step that may be restored."""
     shared: tuple[int, ...] = ()
     """Generations with a part that is equal on all ranks."""
     layouts: dict[int, str] = {}
@@ -95,9 +94,9 @@ class World(Record, dict=True):
     stride: int = 1
     """Snapshots of steps that are multiples of it go to peers."""
     stored: ev.StorageWritten | None = None
-    """The newest that went from memory to storage."""
-    was_stored: CheckpointId | None = None
-    """The newest checkpoint of any job of the training that is known to have been complete on storage."""
+    """The newest that went from memory to storage, in this job."""
+    newest_on_storage: CheckpointId | None = None
+    """The newest known to be complete on storage, of any job of the training."""
     saving: ev.SavingStarted | None = None
     """What goes there before the job leaves its nodes, as long as it is under way."""
     pace: PaceHistory = PaceHistory()
@@ -105,7 +104,7 @@ class World(Record, dict=True):
     @property
     def next_generation(self) -> int:
         """Number of the generation to launch; no other controller has used it."""
-        return max(self.generation + 1, self.fresh_generation)
+        return max(self.generation + 1, self.first_unused_generation)
 
     @cached_property
     def placement(self) -> Placement:
@@ -154,7 +153,7 @@ def follow(event: ev.WorldEvent, world: World) -> World:
 def _(event: ev.Continued, world: World) -> World:
     return msgspec.structs.replace(
         world,
-        was_stored=event.stored,
+        newest_on_storage=event.stored,
         generation=event.generation,
         best_step=event.best_step,
         reports=event.reports,
@@ -216,7 +215,7 @@ def _(event: ev.IncidentOpened, world: World) -> World:
 def _(event: ev.SymptomAdded, world: World) -> World:
     if world.incident is None:
         return world
-    signed = msgspec.structs.replace(world.incident, signed=world.generation)
+    signed = msgspec.structs.replace(world.incident, last_sign_in=world.generation)
     return msgspec.structs.replace(world, incident=signed)
 
 
@@ -259,7 +258,9 @@ def _seal(world: World, event: ev.GenerationEnded | ev.GenerationSealed) -> Worl
     found = CheckpointId(step=step, generation=generation)
     return msgspec.structs.replace(
         world,
-        was_stored=_newer(world.was_stored, found) if event.stored and step >= 0 else world.was_stored,
+        newest_on_storage=_newer(world.newest_on_storage, found)
+        if event.stored and step >= 0
+        else world.newest_on_storage,
         sealed={**world.sealed, generation: step} if step >= 0 else world.sealed,
         shared=tuple(sorted({*world.shared, generation})) if event.shared else world.shared,
     )
@@ -284,7 +285,7 @@ def _(event: ev.PaceLearned, world: World) -> World:
 def _(event: ev.StorageWritten, world: World) -> World:
     found = CheckpointId(step=event.step, generation=event.generation)
     return msgspec.structs.replace(
-        world, stored=event, was_stored=_newer(world.was_stored, found), saving=None
+        world, stored=event, newest_on_storage=_newer(world.newest_on_storage, found), saving=None
     )
 
 

@@ -45,7 +45,7 @@ def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
         slots=len(state.world.slots) or (before.slots if before is not None else 0),
         nproc_per_node=state.world.nproc_per_node,
         runs=(*(before.runs if before is not None else ()), state.run_id),
-        stored=state.world.was_stored,
+        stored=state.world.newest_on_storage,
     )
 
 

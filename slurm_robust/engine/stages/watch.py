@@ -140,7 +140,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
 def _is_another(core: Core, incident: OpenIncident, fault: Fault) -> bool:
     """Return whether a loss of the same kind came after a restart: the lost node or agent is another one."""
     is_loss = fault.symptom in (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
-    return is_loss and core.world.generation > max(incident.signed, incident.generation)
+    return is_loss and core.world.generation > max(incident.last_sign_in, incident.generation)
 
 
 def ended_with(

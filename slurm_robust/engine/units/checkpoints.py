@@ -239,7 +239,7 @@ class Checkpoints:
             return None
         state = self._context.state
         place = self._context.config.checkpoint.directory or ""
-        stored = state.world.was_stored
+        stored = state.world.newest_on_storage
         if stored is not None and stored.step > state.world.good_steps.get(stored.generation, stored.step):
             stored = None  # it holds numbers that are not finite
         return beginning(
@@ -380,8 +380,8 @@ class Checkpoints:
         state, found = self._context.state, set(self._listed or ())
         if state.world.stored is not None:
             found.add(CheckpointId(step=state.world.stored.step, generation=state.world.stored.generation))
-        if state.world.was_stored is not None and self._listed is None:
-            found.add(state.world.was_stored)
+        if state.world.newest_on_storage is not None and self._listed is None:
+            found.add(state.world.newest_on_storage)
         unsealed = (*state.world.unsealed, *((state.world.generation,) if state.world.running else ()))
         limits = state.world.sealed | {g: state.world.good_steps.get(g, math.inf) for g in unsealed}
         may = [r for r in found if r not in state.world.banned and r.step <= limits.get(r.generation, -1)]
@@ -414,7 +414,7 @@ class Checkpoints:
             c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
         )
         # What was complete on storage counts even if storage has lost it: it may come back.
-        known = self._context.world.was_stored
+        known = self._context.world.newest_on_storage
         there = {*(self._listed or ()), *((known,) if known is not None else ())}
         world = self._world_of(generation)
         return restore.seal(generation, reach, there, world, shared=shared, newest=good_step), shared

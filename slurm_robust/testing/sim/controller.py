@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -40,6 +40,17 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import EpochRecord
 
 SLOW_TICK_S = 1.0
+
+UNSEEN: Final = (
+    qs.LetGo,
+    qs.EndStandbyTest,
+    qs.SaveEvidence,
+    qs.SaveSuspect,
+    qs.SaveStacks,
+    qs.SaveAlerts,
+)
+"""What is done without any trace in a simulated job."""
+
 SLOW_TESTS = ("gemm", "memory")
 
 
@@ -116,7 +127,7 @@ class SimController:
             qs.EndCompanions: self._end_companions,
             qs.SweepCompanions: lambda asked: (),
         }
-        """What has an answer of its own; all else is done without one."""
+        self._answers |= dict.fromkeys(UNSEEN, lambda asked: None)
         env.epochs.append(
             EpochRecord(
                 epoch=self.epoch,
@@ -360,7 +371,7 @@ class SimController:
                 self.env.timeline.after(0.5, answer)
                 return
             self.asks -= 1
-            self._post(lambda: self._hear(number, partial(self._answers.get(type(asked), _done), asked)))
+            self._post(lambda: self._hear(number, partial(self._answers[type(asked)], asked)))
 
         self.env.timeline.after(seconds, answer)
 
@@ -507,10 +518,6 @@ class SimController:
                 if lender == job:
                     self.nodes[node].end_agents()
         return ""
-
-
-def _done(asked: qs.Question[Any]) -> None:
-    """Do what nobody sees."""
 
 
 def _run_started(plan: RunPlan, wall: float) -> ev.RunStarted:

@@ -50,7 +50,7 @@ class SimulatedPace(Record):
 
 
 class Environment:
-    """One simulated world, without its nodes and its controllers."""
+    """One simulation, without its nodes and its controllers."""
 
     def __init__(self, config: JobConfig, pace: SimulatedPace, seed: int, clock: FakeClock) -> None:
         self.config, self.pace = config, pace

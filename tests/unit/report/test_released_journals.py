@@ -45,7 +45,7 @@ def state_facts(state: JobState) -> dict[str, Any]:
         "attempts": [str(attempt.signature) for attempt in world.attempts],
         "sealed": {str(generation): step for generation, step in world.sealed.items()},
         "unsealed": list(world.unsealed),
-        "stored": str(world.was_stored),
+        "stored": str(world.newest_on_storage),
         "restored": str(world.restored),
         "stride": world.stride,
         "layouts": {str(generation): layout for generation, layout in world.layouts.items()},
