@@ -1,6 +1,6 @@
-"""From what agents have seen of their nodes to the nodes to evict, before the training shows anything. Pure.
+"""From what agents have seen of their nodes to the nodes to evict, before training shows anything. Pure.
 
-Damping: a link may heal by itself, so alerts of the network are counted; and what many nodes see at once is
+Damping: a link may heal by itself, so alerts of the network are counted; and what many nodes see together is
 no fault of one of them.
 """
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # Beyond the time between two checks of the network: how far apart nodes see one event at most.
 _APART_S = 5.0
-# This many nodes, and more than this share of the job, do not break in the same way at once.
+# This many nodes, and more than this share of the job, do not break in the same way together.
 _CROWD = 3
 _CROWD_SHARE = 1 / 3
 # Checks in a row that find a link down or slow, after which it counts as a second alert.
@@ -71,7 +71,7 @@ def judge(
 def _certain(
     alerts: Mapping[str, Sequence[Alert]], nodes: int, together_s: float
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the nodes to evict now, and lines about faults that too many have at once."""
+    """Return the nodes to evict now, and lines about faults that too many have together."""
     by_check: dict[str, list[tuple[str, Alert]]] = {}
     for node in sorted(alerts):
         for alert in filter(_is_certain, alerts[node]):
@@ -114,7 +114,7 @@ def _others(node: str, alerts: Iterable[Alert]) -> Iterator[str]:
 
 
 def _events(node: str, alerts: Mapping[str, Sequence[Alert]], rules: Rules) -> Iterator[_Event]:
-    """Alerts of links within the window, those of one event together: several checks notice one loss."""
+    """Return alerts of links within the window, grouped by event: several checks notice one loss."""
     recent = [a for a in alerts[node] if a.is_link and a.age_s <= rules.detect.network_window_s]
     recent.sort(key=lambda alert: (-alert.age_s, alert.number))
     while recent:
@@ -125,11 +125,10 @@ def _events(node: str, alerts: Mapping[str, Sequence[Alert]], rules: Rules) -> I
 
 
 def _shared(events: Sequence[_Event], nodes: int, together_s: float) -> dict[_Event, str]:
-    """Return the events that more than one node has seen, with the leaf switch behind them, "" for a wider
-    one.
+    """Return the events that several nodes have seen, with the leaf switch behind them, "" for a wider one.
 
-    Two nodes behind one leaf that lose their links at once are its doing. Where the leaf is not known, or
-    more than one is concerned, it takes a good part of the job.
+    If two nodes behind one leaf lose their links together, the leaf is the cause. If the leaf is not known,
+    or more than one is concerned, it takes a good part of the job.
     """
     shared: dict[_Event, str] = {}
     for leaf in {event.leaf for event in events} - {""}:
@@ -145,7 +144,7 @@ def _shared(events: Sequence[_Event], nodes: int, together_s: float) -> dict[_Ev
 
 
 def _count(events: Iterable[_Event], rules: Rules) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the nodes whose links have failed often enough, and lines about those that have not, by node."""
+    """Return the nodes whose links have failed often enough, and lines about the other ones, by node."""
     by_node: dict[str, list[_Event]] = {}
     for event in events:
         by_node.setdefault(event.node, []).append(event)

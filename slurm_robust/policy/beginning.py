@@ -2,7 +2,7 @@
 
 It may if there never was a checkpoint, or if none can come back, since only the memory of nodes held them and
 the run no longer has these nodes. It may not if storage had a checkpoint, or has one that this layout cannot
-use: somebody can mend that, and a training that begins anew would overwrite its own outputs.
+use: people can mend that, and a job that begins anew would overwrite its own outputs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Beginning(Record):
 
     @property
     def code(self) -> ExitCode:
-        """With which the run ends, unless it begins or waits."""
+        """The exit code of the run, unless it begins or waits."""
         return ExitCode.CONFIG if self.may is May.REFUSE else ExitCode.CHECKPOINTS
 
     @property
@@ -56,7 +56,7 @@ class Beginning(Record):
 
     @property
     def text(self) -> str:
-        """In a line: why nothing can be restored, and what to do when the run has ended."""
+        """One line: why nothing can be restored, and what to do when the run has ended."""
         return self.why + (f"; fix: {self.fix}" if self.fix else "")
 
     @property

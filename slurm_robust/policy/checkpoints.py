@@ -45,7 +45,7 @@ def agreed_step(newest: int, seconds_per_step: float, lead_s: float = LEAD_S) ->
 
 
 def step_to_store(newest: int, agreed: int, stored_s: float, rules: Rules) -> int | None:
-    """Return the step that is to go to storage next, None while none is due.
+    """Return the step that goes to storage next, None while none is due.
 
     ``newest`` and ``agreed``: as in :func:`agreed_step`; ``stored_s``: seconds since one last went there.
     """
@@ -60,8 +60,9 @@ def step_to_store(newest: int, agreed: int, stored_s: float, rules: Rules) -> in
 
 
 LISTING_S, LISTING_HURRY_S = 20.0, 5.0
-"""Storage that does not list its checkpoints for so long is gone on without, where memory has all that is
-needed. After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s)."""
+"""If storage does not list its checkpoints for so long, the job goes on without it if memory has all that it
+needs. After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s).
+"""
 
 LAST_STORE_S = 20.0
 """For the last write before the end of the run: of the minute or two since Slurm's warning much is over."""

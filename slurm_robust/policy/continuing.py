@@ -11,7 +11,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.state import JobState
 
 MAX_STEPS = 12
-"""So many are named where one is asked for that does not exist."""
+"""So many are named if a person asks for a checkpoint that does not exist."""
 
 
 def tells(state: JobState) -> bool:
@@ -79,9 +79,9 @@ def of_folder(
 
 
 def counted(event: ev.Continued, stored: Iterable[CheckpointId]) -> list[CheckpointId]:
-    """Return those of ``stored`` (complete on storage) that count, newest first: the first is gone on from.
+    """Return which of ``stored`` (complete on storage) count, newest first: the job goes on from the first.
 
-    Also those that the earlier job had given up: its code may have been mended since.
+    Checkpoints that the earlier job had given up count, too: its code may have been mended since.
     """
     return sorted((ref for ref in stored if _counts(event, ref)), reverse=True)
 
@@ -103,7 +103,7 @@ def _counts(event: ev.Continued, ref: CheckpointId) -> bool:
 
 
 def until(event: ev.Continued, step: int) -> ev.Continued:
-    """``event`` without all that came after ``step``."""
+    """Return ``event`` without all that came after ``step``."""
     stored = event.stored if event.stored is not None and event.stored.step <= step else None
     good = {generation: min(step, event.good_steps.get(generation, step)) for generation in event.unsealed}
     return structs.replace(
@@ -117,7 +117,7 @@ def until(event: ev.Continued, step: int) -> ev.Continued:
 
 
 def undone(event: ev.Continued, best_step: int) -> str:
-    """Say which steps of a training that had done ``best_step`` do not count any more, "" for none."""
+    """Say which steps do not count any more of a job that had done ``best_step``, "" for none."""
     first = event.best_step + 1
     if best_step < first:
         return ""
@@ -140,7 +140,7 @@ def other_training(asked: str, own: str, job: str) -> str:
 
 
 def steps_text(refs: Sequence[CheckpointId]) -> str:
-    """``steps 120, 110 and 100``, the newest first; "none" without any."""
+    """Return a text such as ``steps 120, 110 and 100``, the newest first; "none" without any."""
     steps = list(dict.fromkeys(ref.step for ref in refs))
     if not steps:
         return "none"
@@ -156,11 +156,10 @@ def first_lines(
     reasons: Mapping[CheckpointId, str],
     jobs: Mapping[int, str],
 ) -> Iterator[str]:
-    """Yield what a job says first that goes on.
+    """Yield the first lines of a job that goes on.
 
-    ``stored``: what is complete on storage, None if that is not known; ``reasons``: why the earlier job
-    had given checkpoints up; ``jobs``: the ids of jobs as squeue shows them, where those are tasks of an
-    array.
+    ``stored``: what is complete on storage, None if that is not known; ``reasons``: why the earlier job had
+    given checkpoints up; ``jobs``: the ids of jobs as squeue shows them, if they are tasks of an array.
     """
 
     def writer(ref: CheckpointId) -> str:

@@ -64,7 +64,7 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
 def at_the_end(
     state: JobState, reason: str, now: float, rules: Rules, *, warned: bool = False
 ) -> Requeue | GiveUp:
-    """Decide what to do if this run of the Slurm job ends for ``reason`` and the training is not done.
+    """Decide what to do if this run of the Slurm job ends for ``reason`` and training is not done.
 
     ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
     """
@@ -106,7 +106,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
 def _last_resort(
     state: JobState, fault: Fault, verdict: Verdict, stop: str, now: float, rules: Rules
 ) -> Decided:
-    """Rung 8, once without new progress in between, then the end with the evidence."""
+    """Take rung 8 once without new progress in between, then end with the evidence."""
     reason = why = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
     action: Action = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
     if verdict.allowed and rules.config.replay.args is not None and fault.replayed is None:

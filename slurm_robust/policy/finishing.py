@@ -1,4 +1,4 @@
-"""The last exits of a training: which of them are no fault, although a signal ended the worker. Pure.
+"""The last exits of a training run: which of them are no fault, although a signal ended the worker. Pure.
 
 Libraries abort while they are taken down: a thread of a collective library finds its peers gone, or a driver
 its context. A rank whose work was done then has lost nothing, and to restart it would do old steps again. The
@@ -25,25 +25,25 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
 WAIT_S = 10.0
-"""For the other ranks, once one of them has ended or is about to."""
+"""Time for the other ranks to end, once one of them has ended or is about to."""
 
 _OWN = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that a process gets for what it does itself."""
 
 
 class LastExits(Record):
-    """What the exits so far say of a training."""
+    """What the exits so far say of the training run."""
 
     is_done: bool
     """Every rank has ended, and its work was done."""
     waits: bool = False
-    """Those that failed may have done so after their work: that is known when the others have ended."""
+    """Ranks that failed may have done so after their work: that is known when the others have ended."""
     aborted: tuple[NodeExit, ...] = ()
-    """Those that a signal ended after their work."""
+    """Ranks that a signal ended after their work."""
 
     @property
     def reason(self) -> str:
-        """Why the training is done."""
+        """Why training is done."""
         if not self.aborted:
             return "every rank ended with code 0"
         first = self.aborted[0]
@@ -54,7 +54,7 @@ class LastExits(Record):
 
 
 def judge(exits: Iterable[NodeExit], records: Iterable[Progress], world_size: int) -> LastExits:
-    """``records``: the step records of the ranks, if they are known, also of those that ended."""
+    """Judge the exits. ``records``: the known step records of the ranks, also of ranks that ended."""
     by_rank = {record.rank: record for record in records}
     known = {each.exit.rank: each for each in exits}
     failed = [each for each in known.values() if each.exit.failed]

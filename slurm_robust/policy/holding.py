@@ -29,11 +29,13 @@ class Hold(Enum):
     FREE = "free"  # it has ended for good
     LEAVING = "leaving"  # Slurm is ending it: it may be requeued, and its processes may still be there
     HELD = "held"
-    UNKNOWN = "unknown"  # nobody can say now
+    UNKNOWN = "unknown"  # it cannot be found out now
 
 
 def end_of(ended: ev.RunEnded | None) -> ev.RunEnded | None:
-    """``ended`` of a journal, if the job does not go on by itself: for good, or ordered from outside."""
+    """Return ``ended`` of a journal if the job does not go on by itself: for good, or ordered from
+    outside.
+    """
     if ended is None or ended.requeued:
         return None
     return ended if ended.final or ended.code in _ORDERED else None
@@ -43,8 +45,8 @@ def judge(chapter: Chapter, ended: ev.RunEnded | None, job: SlurmJob | None, *, 
     """Return whether the job of ``chapter`` holds the training.
 
     ``ended``: the end in its journal (:func:`end_of`); ``job``: Slurm's word, None if it knows no such job;
-    ``answers``: whether Slurm gave one. An end that the training itself came to is final. One that was
-    ordered (by ``scancel`` or by a preemption, which requeues) is final only as far as Slurm says so, too.
+    ``answers``: whether Slurm gave one. If the script itself ended, that is final. An ordered end (by
+    ``scancel`` or by a preemption, which requeues) is final only if Slurm says so, too.
     """
     if ended is not None and ended.code not in _MAY_COME_BACK:
         return Hold.FREE

@@ -27,8 +27,8 @@ def daly(write_s: float, mtbf_s: float) -> float:
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
     Generation Computer Systems 22(3), 2006: Young's interval corrected for failures during writing and
-    rework, and ``mtbf_s`` where writing takes more than twice that. Arguments as in
-    :func:`young`. Raises ``ValueError``.
+    rework, and ``mtbf_s`` if writing takes more than twice that. Arguments as in :func:`young`. Raises
+    ``ValueError``.
     """
     first_order_s = young(write_s, mtbf_s)
     if write_s >= 2 * mtbf_s:

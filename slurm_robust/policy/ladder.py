@@ -100,10 +100,11 @@ def no_answer(found: Diagnosis) -> str:
 
 
 def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rungs 1 and 2: what was observed names the nodes by itself."""
+    """Judge on rungs 1 and 2 that what was observed names the nodes by itself."""
     everywhere = bool(fault.unable) and not fault.lost and set(fault.unable) >= set(fault.alive)
     unable = {} if everywhere else fault.unable
-    # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
+    # What a worker held makes it slow to die. If that goes on for ever on one node only, the node is at
+    # fault.
     unable = unable | (dict.fromkeys(fault.stuck, STUCK) if len(fault.stuck) == 1 else {})
     silent = [node for node in fault.lost if node not in fault.step_ended and node not in fault.ended]
     ended = [node for node in fault.lost if node in fault.ended]
@@ -119,7 +120,7 @@ def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def unstarted(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 1: agents of other nodes came, and this one's did not although it was started again."""
+    """Judge on rung 1 that this node's agent did not come, though started again; agents of others did."""
     if not fault.unstarted:
         return None
     reason = "; ".join(f"{node}: {text}" for node, text in fault.unstarted.items())
@@ -127,7 +128,7 @@ def unstarted(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def log_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 1: the output of the rank that failed first says that its node's hardware is broken."""
+    """Judge on rung 1 that the output of the first rank to fail says that its node's hardware is broken."""
     root, cause = fault.root, fault.cause
     if root is None or cause is None:
         return None
@@ -138,7 +139,7 @@ def log_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def out_of_memory(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
+    """Judge on rung 3 that the kernel killed for want of memory: the job's own limit or its own doing."""
     killed = {f"rank {e.exit.rank} on {e.node}": e.exit.oom for e in fault.exits if e.exit.oom}
     killed |= {f"all of the job's processes on {node}": message for node, message in fault.oom.items()}
     if not killed or fault.named or set(fault.lost) - set(fault.oom):
@@ -156,7 +157,7 @@ def out_of_memory(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
 
 
 def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 1: the rank that failed first found its node's own file system full, and no other node's was.
+    """Judge on rung 1 that the first rank to fail found its node's own file system full, and no other's was.
 
     Once per job: what fills the disk of one node after the other is the job.
     """
@@ -171,7 +172,7 @@ def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def tests_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rungs 5 and 8: nodes that failed a test, or a replay, while training was suspended."""
+    """Judge on rungs 5 and 8 nodes that failed a test, or a replay, while training was suspended."""
     found = ((8, fault.replayed), (5, fault.diagnosis))
     rung, diagnosis = next(((n, d) for n, d in found if d is not None and d.suspects), (0, None))
     if diagnosis is None:
@@ -181,9 +182,9 @@ def tests_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 6: killed workers of several nodes are still there, which is nobody's fault.
+    """Judge on rung 6 that killed workers of several nodes are still there, which is no fault.
 
-    Tests would find their memory taken and blame the innocent. Only the bounds of all restarts hold.
+    Tests would find their memory taken and blame innocent nodes. Only the bounds of all restarts hold.
     """
     if not fault.stuck:
         return None
@@ -198,10 +199,10 @@ def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 6: a process of another user listened on the port that rank 0 was to bind by itself.
+    """Judge on rung 6 that a process of another user listened on the port that rank 0 had to bind by itself.
 
-    The next launch has another port. Nothing but a failed bind speaks of it where the program logs nothing,
-    so after a few ports it is judged like any other end.
+    The next launch has another port. If the program logs nothing, only a failed bind tells of it, so after a
+    few ports it is judged like any other end.
     """
     found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
     before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.world.without_progress)
@@ -219,7 +220,7 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def gpu_memory_not_free(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 6: a rank that follows killed ones ran out of GPU memory before its first step, once.
+    """Judge on rung 6 that a rank after killed ones ran out of GPU memory before its first step, once.
 
     What these held may not have been free yet; their driver gives it back after their end.
     """
@@ -240,7 +241,7 @@ def gpu_memory_not_free(fault: Fault, rules: Rules, state: JobState) -> Verdict 
 
 
 def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 3: the first rank to fail raised an exception in code that can be named."""
+    """Judge on rung 3 that the first rank to fail raised an exception in code that can be named."""
     if fault.root is None or fault.root.exit.error is None or not fault.root.exit.error.file:
         return None
     if fault.blames_peer:
@@ -269,7 +270,7 @@ SAME_STEP = 1
 
 
 def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 4: the stacks of all ranks place a hang or a slowdown."""
+    """Judge on rung 4 by the stacks of all ranks, which place a hang or a slowdown."""
     found, place = fault.localisation, place_of(fault, state)
     if found is None or place is None:
         return None
@@ -321,7 +322,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the nodes with which the fault stays, and the ranks that had it there before; empty for none.
 
-    Of two groups that have no rank in common, these are the nodes that both have.
+    If two groups have no rank in common, these are the nodes that both have.
     """
     for before in state.world.places:
         if before.symptom is not place.symptom or before.ranks == place.ranks:
@@ -335,14 +336,14 @@ def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...],
 
 
 def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobState) -> list[str]:
-    """Sort a group: first nodes whose own ranks differ from most, then those that were suspected before."""
+    """Sort a group: first nodes whose own ranks differ from most, then nodes that were suspected before."""
     odd = {state.world.placement.node_of(rank) for rank in found.outliers}
     before = [node for place in state.world.places for node in place.nodes]
     return sorted(nodes, key=lambda node: (node not in odd, -before.count(node)))
 
 
 def place_of(fault: Fault, state: JobState) -> StackLocation | None:
-    """Return where the stacks place what ended the generation; None if they do not."""
+    """Return the place of what ended the generation by the stacks; None if they do not show it."""
     found, symptom = fault.localisation, fault.symptom
     if found is None or symptom is None or not found.ranks:
         return None
@@ -380,11 +381,11 @@ def worth_tests(samples: int, rules: Rules, state: JobState) -> bool:
 
 
 def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 5: nothing explains it, and it is more than a single crash.
+    """Judge on rung 5 that nothing explains the fault, and that it is more than a single crash.
 
-    A first crash is answered by a restart in place, which takes seconds where tests take minutes. What comes
-    again without a new step in between, also as something else after an eviction, is tested for, and so is
-    what a restart would only repeat: wrong numbers, and a hang that stacks do not place.
+    The answer to a first crash is a restart in place, which takes seconds while tests take minutes. Nodes are
+    tested if a fault comes again without a new step in between, also as something else after an eviction, and
+    if a restart would only repeat it: wrong numbers, and a hang that stacks do not place.
     """
     if fault.diagnosis is not None or not rules.detect.diagnose:
         return None
@@ -403,7 +404,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
 
 
 def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Judge that silent agents ended with their step, or that all of several fell silent at once.
+    """Judge that silent agents ended with their step, or that all of several fell silent together.
 
     One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
     """
@@ -426,7 +427,9 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Slurm says that the agents ended while their nodes answer: the first time no node is at fault."""
+    """Judge that agents ended, as Slurm says, while their nodes answer: the first time no node is at
+    fault.
+    """
     signature = Signature.of_nodes(FaultKind.AGENT_ENDED, fault.lost)
     once = not any(attempt.signature == signature for attempt in state.world.attempts)
     if not fault.lost or not set(fault.lost) <= fault.ended.keys() or not once:
@@ -442,7 +445,7 @@ def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Slurm starts no agent: neither another node nor another try helps, and its message says what does."""
+    """Judge that Slurm starts no agent: no other node or try helps, and its message says what does."""
     if not fault.refused:
         return None
     nodes = fold(fault.refused)
@@ -456,7 +459,9 @@ def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
 
 
 def unreachable(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Many nodes fell silent together, or are lent no more: it is not the nodes, and training goes on."""
+    """Judge that many nodes fell silent together, or are lent no more: no node is at fault, training goes
+    on.
+    """
     if not fault.unreachable or not fault.lost:
         return None
     return Verdict(
@@ -484,7 +489,7 @@ def nobody_can_start(fault: Fault, rules: Rules, state: JobState) -> Verdict | N
 
 
 def restore_failed(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 6: a copy of what was to be restored is missing or damaged; what is left decides.
+    """Judge on rung 6 that a copy for the restore is missing or damaged; what is left decides.
 
     A copy that fails is removed by its reader, so the next choice is another one.
     """
@@ -506,7 +511,7 @@ def restore_failed(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
 
 
 def transient(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 6: nothing speaks against a node or the code, so the same again in place."""
+    """Judge on rung 6 that nothing speaks against a node or the code: the same again in place."""
     found = unexplained(fault)
     tested = f"; tests: {fault.diagnosis.reason}" if fault.diagnosis is not None else ""
     return Verdict(
@@ -550,8 +555,8 @@ WRITTEN_BY: dict[Rung, Writer] = {
     tests_named: Writer.OWNER,
     stacks_named: Writer.OWNER,
 }
-"""Rungs that blame nodes, with the least of those who can bring that about.
+"""Rungs that blame nodes, with the least privileged writer who can bring that about.
 
-They take a node from the job whose own processes have said so, and lead root to a test of it, never to a
-drain. What other users of a node can write takes a node from a job once at most.
+A rung of the owner takes a node from the job whose own processes have said so, and leads root to a test of
+it, never to a drain. What other users of a node can write takes a node from a job once at most.
 """

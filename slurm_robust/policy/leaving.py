@@ -1,6 +1,6 @@
-"""How long a job that is to end may save, what it waits for, and what to say of steps that are lost. Pure.
+"""How long a job that has to end may save, what it waits for, and what to say of steps that are lost. Pure.
 
-First goes to storage what is there; a newer step is waited for only if time is left.
+What is there goes to storage first; the job waits for a newer step only if time is left.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
 KILL_WAIT_S = 30.0
-"""Slurm's default from SIGTERM to SIGKILL, where slurm.conf is not seen."""
+"""Slurm's default from SIGTERM to SIGKILL, if slurm.conf is not seen."""
 
 MARGIN_S = 5.0
-"""Of that time is kept for the journal, the agents' end and the job's summary."""
+"""The part of that time that is kept for the journal, the agents' end and the job's summary."""
 
 MIN_S = 2.0
 
@@ -22,7 +22,9 @@ GOODBYE_S = 15.0
 """Before the end of a run's time this is kept for the requeue: after it Slurm takes none."""
 
 AGAIN_S = 1.0
-"""Ctrl-C reaches all processes of a terminal's foreground at once, and a script among them may pass it on."""
+"""Ctrl-C reaches all processes of a terminal's foreground together, and a script among them may pass it
+on.
+"""
 
 ASKING_S = 10.0
 """So long Slurm is asked why it has told the agents to end, before their end counts as any other."""
@@ -35,22 +37,24 @@ WORD_S = 3.0
 
 STAY_LEAST_S = 10.0
 """An agent that Slurm has told to end waits so long for its controller to say that it is needed: for the next
-one, if it dies at the same order, or for one that stands still on a loaded host."""
+one, if it dies at the same order, or for one that stands still on a loaded host.
+"""
 
 
 class Orders:
-    """Of the signals that order one process to end: whether a second order has come. No clock.
+    """Tells by the signals that order one process to end whether a second order has come. No clock.
 
     SIGTERM is one order however often it comes. Slurm sends it twice at a time limit, srun and batch scripts
     pass it on, and between the two is as long as a loaded node takes. Only people send SIGINT: by Ctrl-C, or
-    by ``scancel --batch --signal=INT``. One that comes after the order says that nobody wants to wait.
+    by ``scancel --batch --signal=INT``. A SIGINT that comes after the order says that its sender does not
+    want to wait.
     """
 
     def __init__(self) -> None:
         self._first: float | None = None
 
     def take(self, number: int, now: float) -> bool:
-        """``number`` came at the monotonic time ``now``; whether it is a second order."""
+        """Take in signal ``number`` at the monotonic time ``now``; return whether it is a second order."""
         if self._first is None:
             self._first = now
             return False
@@ -58,14 +62,14 @@ class Orders:
 
 
 def leave_s(kill_wait_s: float) -> float:
-    """Return the seconds after SIGTERM in which everything is to be saved, with this ``KillWait``."""
+    """Return the seconds after SIGTERM in which everything must be saved, with this ``KillWait``."""
     return max(MIN_S, kill_wait_s - MARGIN_S)
 
 
 def newer_s(left_s: float | None, checkpoint_s: float) -> float:
     """Return how long to wait for a step that is newer than what is there, at most half of the time left.
 
-    ``left_s``: until the run's end, None if nobody knows it; ``checkpoint_s``: ``timings.checkpoint_s``.
+    ``left_s``: until the run's end, None if it is unknown; ``checkpoint_s``: ``timings.checkpoint_s``.
     """
     if left_s is None:
         return checkpoint_s
@@ -75,7 +79,7 @@ def newer_s(left_s: float | None, checkpoint_s: float) -> float:
 def store_s(left_s: float | None, least_s: float, checkpoint_s: float) -> float:
     """Return how long storage is waited for at the end of a run's time.
 
-    ``least_s``: where nobody knows how much time is left.
+    ``least_s``: if it is unknown how much time is left.
     """
     if left_s is None:
         return min(checkpoint_s, least_s)
@@ -107,8 +111,9 @@ class UnsavedSteps(Record):
         return f"step {first}" if first == self.newest else f"steps {first} to {self.newest}"
 
     def describe(self, kill_wait_s: float | None, *, again: bool) -> str:
-        """Describe it in a line. ``kill_wait_s``: where Slurm's KillWait set the limit; ``again``: the job is
-        requeued."""
+        """Describe it in a line. ``kill_wait_s``: given if Slurm's KillWait set the limit; ``again``: the job
+        is requeued.
+        """
         has = f"storage has step {self.stored}" if self.stored >= 0 else "storage has no step"
         are = "is" if self.stored + 1 == self.newest else "are"
         fate = f"{are} lost"

@@ -2,8 +2,8 @@
 
 An agent shows by beacons that its process lives. When they stop, the kernel of its node is probed, by the
 controller and by other nodes. A stopped, starved or swapped-out agent has a kernel that answers; a cut
-network shows in several nodes at once. Any answer keeps a node from being called dead here; the patient rules
-of :mod:`slurm_robust.policy.silence` go on beside this one.
+network shows in several nodes together. Any answer keeps a node from being called dead here; the patient
+rules of :mod:`slurm_robust.policy.silence` go on beside this one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def verdict_s(interval_s: float) -> float:
 
 
 def probing_s(interval_s: float, answer_s: float) -> float:
-    """For how long a kernel is probed, whose last answer took ``answer_s`` seconds."""
+    """Return how long to probe a kernel whose last answer took ``answer_s`` seconds."""
     return max(verdict_s(interval_s) - overdue_s(interval_s), _ROUND_TRIPS * answer_s + _SLACK_S)
 
 
@@ -78,7 +78,7 @@ class Probing(Record):
 
     @property
     def is_unanimous(self) -> bool:
-        """Whether nobody got an answer, and observers agree."""
+        """Whether no probe got an answer, and observers agree."""
         votes = min(VOTES, len(self.controls)) or math.inf
         return self.over and not self.answered and len(self.unanswered) >= votes
 

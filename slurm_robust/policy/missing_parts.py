@@ -1,7 +1,7 @@
-"""A newer checkpoint of which some parts are out of reach: which parts, and on which nodes they are. Pure.
+"""A newer checkpoint of which some parts are out of reach: which parts, and on which nodes. Pure.
 
-Where two nodes are lost at once, the nodes that are left still hold theirs, and what they hold is worth
-naming before it is given away.
+If two nodes are lost together, the remaining nodes still hold their parts, which are worth naming before they
+are given away.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ class MissingParts(Record):
     ranks: tuple[int, ...]
     """Whose own part is missing."""
     nodes: tuple[str, ...]
-    """On which these ranks ran, as far as they are out of reach; all that are, where only the shared part is
-    missing."""
+    """The nodes out of reach on which these ranks ran; all nodes out of reach if only the shared part is
+    missing.
+    """
     shared: bool = False
     """The part that is equal on all ranks is missing, too."""
     source: int = -1
-    """A rank whose part is in reach beside the shared one, so that those that are missing could be made from
-    it, with new random generators; -1 for none."""
+    """A rank whose part is in reach beside the shared one, so that the missing parts could be made from it,
+    with new random generators; -1 for none.
+    """
 
     @property
     def anew(self) -> dict[int, int]:
-        """From which rank's part that of each missing one could be made; empty where they cannot be."""
+        """For each missing part the rank from whose part it could be made; empty if they cannot be made."""
         return dict.fromkeys(self.ranks, self.source) if self.source >= 0 else {}
 
     def describe(self) -> str:
-        """``step 24 is not whole: the parts of ranks 1-2 are on n[2-3]``."""
+        """Return a text such as ``step 24 is not whole: the parts of ranks 1-2 are on n[2-3]``."""
         parts = "the part" if len(self.ranks) == 1 else "the parts"
         own = f"{parts} of {named_ranks(self.ranks)}" if self.ranks else ""
         what = " and ".join(filter(None, (own, "the shared part" if self.shared else "")))

@@ -1,7 +1,7 @@
 """Slow is not broken: how long to wait for late nodes, borrowed nodes, dying workers and a requeue. Pure.
 
-Where all nodes read the same files from one storage, a thousand of them take minutes and come in a long row:
-agents, zygotes and launches alike.
+If all nodes read the same files from one storage, a thousand of them take minutes and come one after the
+other: agents, zygotes and launches alike.
 
 At its end the driver gives back page by page what a worker had registered for its GPU: 243 GB took 25.9 s on
 an H100 (reported in sgl-project/sglang#32829; device memory alone takes less than a second). SIGKILL cannot
@@ -19,7 +19,7 @@ WORKERS_LEAST_S = 120.0
 """A node has at least this time to start its workers, however early the others did."""
 
 GROWS_S = 60.0
-"""Nobody is late while the newest node came within this many seconds."""
+"""No node is late while the newest node came within this many seconds."""
 
 
 def patience_s(limit_s: float, least_s: float, grown_s: float | None) -> float:
@@ -51,11 +51,11 @@ class Growth:
 
 _BORROWING_MARGIN_S = 10.0
 _QUESTIONS = 3
-"""To Slurm, of each source, before companions are submitted and after they were given up."""
+"""Questions to Slurm for each source, before companions are submitted and after they were given up."""
 
 
 def borrowing_s(sources: int, wait_s: float, timeout_s: float, nodes: int) -> float:
-    """At most, where Slurm needs all of ``timeout_s`` for each answer and each of ``nodes`` companions."""
+    """Return the longest time: Slurm takes all of ``timeout_s`` for each answer and each companion."""
     return sources * (wait_s + timeout_s * (_QUESTIONS + 2 * nodes)) + timeout_s + _BORROWING_MARGIN_S
 
 
@@ -84,7 +84,8 @@ TERM_COMES_S = 10.0
 
 ANSWER_COMES_S = 10.0
 """A TERM may be that of the requeue whose answer is on its way; Slurm's command may have died of it, too.
-Slurm kills what is left 30 s after it (``KillWait``)."""
+Slurm kills what is left 30 s after it (``KillWait``).
+"""
 
 OWNER_S = 1.5
 """The owner's TERM is obeyed after this time, while no order to Slurm is on its way."""

@@ -23,15 +23,15 @@ def peer_slots(layout: ParallelLayout, switches: Sequence[str] = ()) -> tuple[in
     """Return for each slot the slot whose node keeps the copies of its ranks; empty for a single slot.
 
     ``switches``: name of the leaf switch of each slot's node, empty if not known; among equally good
-    peers one at another switch is better. Each slot gets a peer with the fewest links that any has for
-    it, and under that condition the most loaded peer keeps as few as possible (one slot's copies, where
-    that can be). Equal input gives equal output.
+    peers one at another switch is better. Each slot gets a peer with the fewest links that any has for it,
+    and under that condition the most loaded peer keeps as few as possible (one slot's copies, if possible).
+    Equal input gives equal output.
     """
     return _peer_slots(layout, tuple(switches))
 
 
 class Links:
-    """How many parallel groups two slots have in common, apart from those that have ranks on all slots."""
+    """How many parallel groups two slots have in common, apart from groups with ranks on all slots."""
 
     def __init__(self, layout: ParallelLayout) -> None:
         nproc = layout.nproc_per_node
@@ -49,7 +49,7 @@ class Links:
                 self._of[slot][number] = count
 
     def between(self, slot: int, other: int) -> int:
-        """Groups with ranks on both slots."""
+        """Return how many groups have ranks on both slots."""
         mine, theirs = self._of[slot], self._of[other]
         return sum(count for number, count in mine.items() if number in theirs)
 
@@ -69,8 +69,8 @@ def _peer_slots(layout: ParallelLayout, switches: tuple[str, ...]) -> tuple[int,
 class _Candidates:
     """The slots that are the best peers of ``slot``, half the world away first.
 
-    Found as far as they are asked for: the first ones nearly always do, and to compare each slot of a large
-    world with each other takes seconds.
+    They are found on demand: the first ones nearly always suffice, and comparing all slots of a large world
+    with each other takes seconds.
     """
 
     def __init__(self, slot: int, links: Links, switches: tuple[str, ...]) -> None:
@@ -109,7 +109,7 @@ def _match(candidates: Sequence[Iterable[int]], load: int) -> tuple[int, ...] | 
     taken: list[list[int]] = [[] for _ in candidates]
     peer = [-1] * len(candidates)
     for start in range(len(candidates)):
-        before: dict[int, tuple[int, int]] = {}  # a slot that is to move: who takes its peer, and which
+        before: dict[int, tuple[int, int]] = {}  # slot that moves: who takes its peer, and which
         queue, seen = deque([start]), set[int]()
         end: tuple[int, int] | None = None
         while queue and end is None:

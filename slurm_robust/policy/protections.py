@@ -1,7 +1,7 @@
 """What protects a job and what does not, as its configuration and its nodes say before it begins. Pure.
 
-A protection that is silently off is found out when it is needed, so each job names those that it lacks. What
-only the training shows is not known here: whether its script saves its steps.
+A protection that is silently off is found out when it is needed, so each job names the protections that it
+lacks. Whether the script saves its steps is not known here: only training shows that.
 """
 
 from __future__ import annotations

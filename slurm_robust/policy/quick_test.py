@@ -1,6 +1,6 @@
-"""The quick test: is a node fit for a training now? What its parts say of each node. Pure.
+"""The quick test: is a node fit for training now? What its parts say of each node. Pure.
 
-It convicts nobody by silence and clears nobody by it: only a node that has passed everything has passed.
+Silence neither convicts a node nor clears it: only a node that has passed everything has passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class QuickAnswer(Record):
 
     node: str
     outcome: Outcome
-    """UNKNOWN where the node gave no answer, or not to everything."""
+    """UNKNOWN if the node gave no answer, or not to everything."""
     text: str = ""
 
 

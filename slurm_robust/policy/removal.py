@@ -46,7 +46,7 @@ class Stock(Record):
 
 
 class Removal(Record):
-    """What to do about those that a person named."""
+    """What to do about the checkpoints that a person named."""
 
     remove: tuple[CheckpointId, ...]
     refused: dict[CheckpointId, str]
@@ -60,7 +60,7 @@ def needed(stock: Stock, keep: int | None = None) -> dict[CheckpointId, str]:
     """
     keep = (1 if stock.finished else stock.keep) if keep is None else keep
     found: dict[CheckpointId, str] = dict(stock.others)
-    # Where none counts, a person may still want the newest there is (--step).
+    # If none counts, a person may still want the newest there is (--step).
     newest = stock.usable or tuple(sorted(stock.complete, reverse=True))
     who = stock.holder or stock.waiting
     for place, ref in enumerate(newest[:keep]):
@@ -83,7 +83,7 @@ def needed(stock: Stock, keep: int | None = None) -> dict[CheckpointId, str]:
 
 
 def removal(stock: Stock, wanted: Collection[CheckpointId], *, force: bool) -> Removal:
-    """Return which of ``wanted`` go. ``force``: also those that somebody needs.
+    """Return which of ``wanted`` go. ``force``: also checkpoints that a job needs.
 
     What the running job is still writing never goes: its ranks would find their folder gone.
     """
@@ -100,7 +100,8 @@ def removal(stock: Stock, wanted: Collection[CheckpointId], *, force: bool) -> R
 def prunable(stock: Stock, keep: int) -> tuple[CheckpointId, ...]:
     """Return what goes if the newest ``keep`` stay, oldest first, with incomplete ones that stay incomplete.
 
-    Those that are passed over do not count among the ``keep``, and stay while they are newer than these.
+    Checkpoints that are passed over do not count among the ``keep``, and stay while they are newer than
+    these.
     """
     kept = needed(stock, keep)
     usable = stock.usable[:keep]

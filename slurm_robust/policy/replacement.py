@@ -1,7 +1,8 @@
 """Eviction needs a replacement.
 
-In this order: a standby in the allocation, a node of the reservation by a companion, an evicted but unproven
-node that passes a quick test, a free node of the partition by a companion, a requeue without the node.
+It is sought in this order: a standby in the allocation, a node of the reservation by a companion, an evicted
+but unproven node that passes a quick test, a free node of the partition by a companion, a requeue without the
+node.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ def assign(
 
 
 def fit_spares(state: JobState) -> tuple[str, ...]:
-    """Return the standbys in the order in which they are to be taken: those that do not answer last, or not
-    at all.
-    """
+    """Return the standbys in the order in which to take them: silent ones last, or not at all."""
     late = tuple(node for node in state.spares if node in state.aside and state.aside[node].usable)
     return (*_heard(state, ()), *late)
 
@@ -61,8 +60,8 @@ def replace_nodes(
 ) -> tuple[tuple[Action, ...], str]:
     """Return the actions that take the suspects out of the job and bring training back, and why these.
 
-    Nothing is done about them as long as nodes are to be found out about or borrowed: another decision
-    follows. A suspect that a quick test has cleared keeps its slot where standbys are too few for all.
+    Nothing is done about them as long as tests or borrowed nodes are awaited: another decision follows. A
+    suspect that a quick test has cleared keeps its slot if standbys are too few for all.
     """
     suspects = verdict.suspects
     standbys = [node for node in fit_spares(state) if node not in suspects]
@@ -82,7 +81,8 @@ def replace_nodes(
 def leave_drained(
     state: JobState, actions: tuple[Action, ...], rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
-    """``actions``, with what leaves drained nodes at a restart that happens anyway; a text of that.
+    """Return ``actions`` with the ones that leave drained nodes, at a restart that happens anyway; a text of
+    that.
 
     None is evicted: it stands by, and gets no slot again as long as it is drained.
     """
@@ -123,7 +123,7 @@ def _replace(
     unproven: tuple[str, ...] = (),
 ) -> tuple[tuple[Action, ...], str]:
     cleared = fault.cleared or ()
-    # Those that may not keep their slot get a standby first, then the most suspect.
+    # Nodes that may not keep their slot get a standby first, then the most suspect.
     places = sorted((node for node in nodes if node in state.world.slots), key=lambda node: node in cleared)
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):
@@ -209,5 +209,5 @@ def move_ranks(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tupl
 
 
 def _heard(state: JobState, nodes: Collection[str]) -> list[str]:
-    """Return the standbys that answer, without ``nodes``, in the order in which they are to be taken."""
+    """Return the standbys that answer, without ``nodes``, in the order in which to take them."""
     return in_order(state, (n for n in state.spares if n not in nodes and n not in state.aside))

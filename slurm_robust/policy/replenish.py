@@ -11,7 +11,7 @@ MAX_IN_VAIN = 24
 """Attempts in a row that got no node, about 20 hours: until another standby is lost, that is enough."""
 
 MAX_IN_A_RUN = 100
-"""Where lent nodes go bad one after the other, it is not the nodes."""
+"""If lent nodes go bad one after the other, the nodes are not at fault."""
 
 
 def missing_standbys(state: JobState) -> int:

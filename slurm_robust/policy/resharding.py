@@ -18,17 +18,17 @@ class Sizes(Record):
     slots: int
     spares: int
     text: str = ""
-    """Where that is not what was asked for: a line for the log."""
+    """A line for the log if that is not what was asked for."""
 
 
 def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, later_run: bool) -> Sizes:
     """Return the slots and spares of a run that has ``have`` nodes.
 
-    More slots than nodes where these do not suffice. ``nodes`` and ``spares`` are those of the configuration;
-    ``before``: the slots of the run or job before, None for the first one of a training; ``later_run``: the
+    More slots than nodes if the nodes do not suffice. ``nodes`` and ``spares`` are those of the
+    configuration; ``before``: the slots of the run or job before, None if there is none; ``later_run``: the
     same job was requeued.
 
-    The slots go before the spares, because another number of ranks is another training. So a run keeps the
+    The slots go before the spares, because another number of ranks trains differently. So a run keeps the
     slots of the one before while it has the nodes. A user changes them by a new job with ``nodes`` or with
     more nodes than slots and spares, and by a run with fewer nodes than slots.
     """
@@ -64,14 +64,14 @@ def _standbys(number: int) -> str:
 
 
 class Way(str, Enum):
-    """What a checkpoint of one layout is to a generation of another one."""
+    """How a generation of one layout can use a checkpoint of another one."""
 
     SAME = "same"
     """It is of the same layout: from every tier, each rank its own part."""
     RESHARD = "reshard"
-    """From storage, resharded: exact for what is replicated or sharded in a known way."""
+    """It is read from storage and resharded: exact for what is replicated or sharded in a known way."""
     REFUSE = "refuse"
-    """Nobody knows how: other parallel sizes than those of data parallelism have changed."""
+    """It cannot use it: other parallel sizes than those of data parallelism have changed."""
 
 
 def way(old: str, new: ParallelLayout) -> Way:

@@ -1,4 +1,4 @@
-"""Which step is restored and where each node gets its parts from. Pure.
+"""Which step is restored and from where each node gets its parts. Pure.
 
 A checkpoint is named by its step and the generation that took it. Whatever is chosen was *sealed*: it
 lies at or before the step with which the end of its generation was written down. Copies beyond that may
@@ -22,7 +22,7 @@ from slurm_robust.model.state import JobState
 
 
 class Holding(Record):
-    """A node within reach: its copies, and where other nodes get them."""
+    """A node within reach: its copies, and the address at which other nodes get them."""
 
     node: str
     copies: tuple[Copy, ...]
@@ -36,14 +36,15 @@ class RestorePlan(Record):
 
     ref: CheckpointId
     sources: dict[str, tuple[RestoreSource, ...]]
-    """For each node where it finds its parts."""
+    """For each node the sources of its parts."""
     tiers: dict[str, int]
     """How many ranks get their own part from which tier, as people count: ``memory`` of the node itself, a
-    ``peer``'s memory, a ``local`` disk, ``storage``."""
+    ``peer``'s memory, a ``local`` disk, ``storage``.
+    """
 
 
 class ToStore(Record):
-    """A checkpoint that nodes are to put on storage."""
+    """A checkpoint that nodes have to put on storage."""
 
     ref: CheckpointId
     writers: dict[str, tuple[int, ...]]
@@ -97,10 +98,10 @@ def choose(
 ) -> RestorePlan | None:
     """Choose the newest sealed checkpoint within reach, each part from the nearest copy; None for none.
 
-    ``sealed``: newest step that counts, by generation; ``holdings``: nodes in reach, those that others
-    should rather ask first; ``storage``: what is complete on a shared tier, and on which; ``shared``:
-    generations with a part that is equal on all ranks; ``banned``: what is not to be taken. A
-    checkpoint is taken from a shared tier whole or not at all.
+    ``sealed``: newest step that counts, by generation; ``holdings``: nodes in reach, preferred ones first;
+    ``storage``: what is complete on a shared tier, and on which; ``shared``: generations with a part that is
+    equal on all ranks; ``banned``: what must not be taken. A checkpoint is taken from a shared tier whole or
+    not at all.
     """
     index = _index(holdings)
     for ref in sorted({*index, *storage}, reverse=True):
@@ -168,12 +169,12 @@ def held_steps(generation: int, holdings: Sequence[Holding], newest: int) -> lis
 
 
 def cannot_reshard(exit: WorkerExit) -> bool:
-    """Return whether this worker ended because nobody can cut the checkpoint up for this number of ranks."""
+    """Return whether this worker ended because the checkpoint cannot be cut up for this number of ranks."""
     return exit.error is not None and exit.error.type == "slurm_robust.checkpoint.errors.CannotReshard"
 
 
 def failed_to_restore(exit: WorkerExit) -> bool:
-    """Return whether this worker ended because a copy that it was to restore was missing or damaged.
+    """Return whether this worker ended because a copy that it had to restore was missing or damaged.
 
     A script that exits with the same number leaves no error.
     """
@@ -227,8 +228,9 @@ ITS_OWN = frozenset(
         signal.SIGTRAP,
     )
 )
-"""Signals that a process gets for what it does itself. All others are somebody's doing: the kernel's for want
-of memory, Slurm's, a person's."""
+"""Signals that a process gets for what it does itself. All others come from outside: from the kernel for want
+of memory, from Slurm, from a person.
+"""
 
 
 def restore_failure(checkpoint: CheckpointId) -> Signature:
@@ -291,12 +293,12 @@ def _nearest(
 
 
 def format_source(step: int, tiers: Mapping[str, int]) -> str:
-    """``step 1234 from memory (14 parts), peer (2)``."""
+    """Return a text such as ``step 1234 from memory (14 parts), peer (2)``."""
     return f"step {step} from {format_tiers(tiers)}"
 
 
 def format_tiers(tiers: Mapping[str, int]) -> str:
-    """``memory (14 parts), peer (2)``."""
+    """Return a text such as ``memory (14 parts), peer (2)``."""
     return ", ".join(_parts(tiers))
 
 

@@ -31,7 +31,7 @@ class Rules(Record):
 
     @property
     def sources(self) -> tuple[CompanionPool, ...]:
-        """Where companions get nodes, in the order in which it is tried."""
+        """The sources of nodes for companions, in the order in which they are tried."""
         companions = self.config.companions
         reserved = (CompanionPool(reservation=companions.reservation),) if companions.reservation else ()
         return (*reserved, CompanionPool()) if companions.partition else reserved

@@ -72,7 +72,8 @@ class Sampling:
         begun: float,
         now: float,
     ) -> Localisation | float:
-        """Take in the sample that began at ``begun``: say where the fault lies, or when to take the next.
+        """Take in the sample that began at ``begun``: return the place of the fault, or when to take the
+        next.
 
         ``silent``: ranks of which no stacks came.
         """
@@ -115,14 +116,14 @@ class Sampling:
         return now + PATIENCE_EVERY_S
 
     def is_confirmed(self, found: Localisation) -> bool:
-        """Return whether it was a hang without doubt: those that were found did nothing at all."""
+        """Return whether it was a hang without doubt: the ranks that were found did nothing at all."""
         if not self._is_hang or not found.ranks:
             return False
         return found.halted or is_idle(self._samples, found.ranks)
 
 
 def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobState) -> str:
-    """Say why training that hangs, or is slow, as ``found`` is not stopped; "" if it is to be stopped.
+    """Say why training that hangs, or is slow, as ``found`` is not stopped; "" to stop it.
 
     What is only slow may still train: without a straggler nothing is gained by stopping it, unless it is
     tested for. A slowdown that has moved with the rank to another node is the code's own pace.
@@ -140,15 +141,16 @@ def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobS
 
 
 # -- do ranks get on? --------------------------------------------------------------------------------
-# A training that makes no step may only evaluate. Then the ranks for which the others wait use processor
-# time, and are found at another place in each round; one that is stuck does neither.
+# Training that makes no step may only evaluate. Then the ranks for which the others wait use processor time,
+# and are found at another place in each round; one that is stuck does neither.
 
 BUSY_SHARE = 0.1
 """A rank that uses this share of one processor, or more, is busy: machines are crowded."""
 
 BUSY_S = PATIENCE_EVERY_S
 """Seconds over which that share is measured, or all rounds while they span less. A step may end with a wait,
-so a rank that was idle between the last two rounds, which are two seconds apart, need not hang."""
+so a rank that was idle between the last two rounds, which are two seconds apart, need not hang.
+"""
 
 IDLE_SHARE = 0.03
 """A rank that uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""
@@ -190,7 +192,7 @@ def is_idle(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
 
 
 def _shares(rounds: Sequence[SampleRound], rank: int) -> list[float]:
-    """Used processor time over time, from each round to the next; empty where it is not known of all."""
+    """Return used processor time over time, from each round to the next; empty if it is not known of all."""
     seen = [(round_.at, _cpu_s(round_, rank)) for round_ in rounds]
     shares = []
     for (begun, before), (ended, after) in pairwise(seen):

@@ -1,7 +1,7 @@
 """Is a node silent, or the network between? Pure.
 
-One node that is silent while others speak is lost. Where many fall silent at once there is one cause for all,
-and a controller that hears nobody at all may be cut off itself; then nobody is convicted.
+One node that is silent while others speak is lost. If many fall silent together, there is one cause for all,
+and a controller that hears no node at all may be cut off itself; then no node is convicted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from slurm_robust.util.text import some_of
 
 STALLED_S = 30.0
 """How long an agent may be silent while its node gives other signs of life: storage that hangs, memory that
-is reclaimed or a port that is full of copies stall a process without anything being wrong with the node."""
+is reclaimed or a port that is full of copies stall a process without anything being wrong with the node.
+"""
 
 FRESH_S = 30.0
 """How long an answer of slurmctld counts."""
@@ -27,7 +28,7 @@ MAX_WITNESSED = 64
 """More silent nodes have one cause, which is judged without witnesses for each."""
 
 _CROWD_SHARE = 1 / 3
-"""This share of a job's nodes does not fail at once by themselves."""
+"""So large a share of a job's nodes does not fail together by chance."""
 
 
 def counted(silent_s: float, sign_s: float) -> float:
@@ -40,7 +41,8 @@ def counted(silent_s: float, sign_s: float) -> float:
 
 EXCUSED_S, MAX_EXCUSED_S = 30.0, 150.0
 """After a cut TCP tries again after ever longer pauses, up to two minutes (RFC 6298), and so does storage:
-training resumes some time after they do."""
+training resumes some time after they do.
+"""
 
 
 def excused_s(cut_s: float) -> float:
@@ -82,7 +84,7 @@ class HeldUp:
 
     @property
     def since_moved_s(self) -> float:
-        """For how long it was, since it last moved."""
+        """How long it was silent when it last moved."""
         return sum(min(max(0.0, ended - self._moved_at), lasted) for ended, lasted in self._times)
 
     def is_excused(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""How many shared spares a site needs: a quantile of the nodes that fail at once. Pure.
+"""How many shared spares a site needs: a quantile of the nodes that fail at a time. Pure.
 
 The paper's rule (7.2): each of n nodes fails with probability p before a spare that was used is replaced, and
 there are spares for all but the worst 1 % of such times. The binomial distribution is summed outwards from
@@ -48,7 +48,7 @@ class Measured(Record):
 
 
 class FailureRate(Record):
-    """The failures per node and day to plan with, where the number is from, and why that one."""
+    """The failures per node and day to plan with, the source of the number, and why that one."""
 
     per_day: float
     source: Literal["given", "measured", "paper"]
@@ -132,7 +132,7 @@ def plan(
 
 
 def days_text(days: float) -> str:
-    """``1 day``, ``0.5 days``."""
+    """Return a text such as ``1 day`` or ``0.5 days``."""
     return f"{days:g} {'day' if days == 1 else 'days'}"
 
 
@@ -201,9 +201,9 @@ def enough(nodes: int, p: float, spares: int) -> float:
 
 @lru_cache(maxsize=4096)
 def interval(failures: int) -> tuple[float, float]:
-    """Between which means of a Poisson distribution ``failures`` surprise nobody (two-sided).
+    """Return the means of a Poisson distribution between which ``failures`` are no surprise (two-sided).
 
-    From :data:`MANY` on by the cube root of Wilson and Hilferty (1931), which is off by less than a ten
+    From :data:`MANY` on it uses the cube root of Wilson and Hilferty (1931), which is off by less than a ten
     thousandth of the interval's width there.
     """
     if failures >= MANY:
@@ -219,7 +219,7 @@ def _cube_root(count: int, quantile: float) -> float:
 
 
 def _falling(f: Callable[[float], float], value: float, high: float) -> float:
-    """Find where ``f``, which falls from 1 at 0 to nothing at ``high``, takes ``value``."""
+    """Find the argument at which ``f``, which falls from 1 at 0 to nothing at ``high``, takes ``value``."""
     low = 0.0
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

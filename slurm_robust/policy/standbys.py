@@ -1,4 +1,4 @@
-"""Which standby is to be taken first, and what quick tests and rehearsals say of standbys. Pure."""
+"""Which standby to take first, and what quick tests and rehearsals say of standbys. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TEST_ORDER = (Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL)
 
 
 def in_order(state: JobState, nodes: Iterable[str]) -> list[str]:
-    """``nodes`` in the order in which they are to be taken.
+    """Sort ``nodes`` in the order in which to take them.
 
-    First those that have rehearsed; behind all others those whose rehearsal has failed, those whose quick
-    test gave no answer, and those that failed it, in this order, unless all have failed alike.
+    Standbys that have rehearsed come first. Behind all others come standbys whose rehearsal has failed, whose
+    quick test gave no answer, and that failed it, in this order, unless all have failed alike.
     """
     return sorted(nodes, key=_preference(state))
 
@@ -31,10 +31,10 @@ def in_order(state: JobState, nodes: Iterable[str]) -> list[str]:
 def pair(
     state: JobState, nodes: Sequence[str], standbys: Sequence[str], leaves: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Return each of ``nodes`` with the standby that takes its slot, as far as there are standbys.
+    """Return each of ``nodes`` with the standby that takes its slot, until no standby is left.
 
-    ``standbys`` are in the order in which they are to be taken. Of those that are equal, one behind the leaf
-    switch of the node comes first: ``leaves`` has the leaf switch of each node, if it is known.
+    ``standbys`` are in the order in which to take them. Among equal ones, a standby behind the leaf switch of
+    the node comes first: ``leaves`` has the leaf switch of each node, if it is known.
     """
     preference, left, pairs = _preference(state), list(standbys), []
     for node in nodes[: len(standbys)]:
@@ -48,7 +48,7 @@ def pair(
 
 
 def _preference(state: JobState) -> Callable[[str], tuple[bool, int, int]]:
-    """Standbys are taken in the order of this key."""
+    """Return the key by which standbys are sorted before they are taken."""
     alike, test_alike = failed_alike(state), tests_fail_alike(state)
 
     def key(node: str) -> tuple[bool, int, int]:
@@ -74,10 +74,10 @@ def tests_fail_alike(state: JobState) -> str:
 
 
 def failed_tests(state: JobState, now: float) -> dict[str, str]:
-    """Return the standbys that are to be evicted, with what they failed in the quick test.
+    """Return the standbys to evict, with what they failed in the quick test.
 
     ``now``: wall clock. A failure counts once another standby has passed, or has failed otherwise: then the
-    test is sound. As long as another one is still to be tested, it waits, for :data:`ALIKE_S` at most.
+    test is sound. While another one still has to be tested, it waits, for :data:`ALIKE_S` at most.
     """
     if tests_fail_alike(state):
         return {}

@@ -1,7 +1,7 @@
 """What to do about a node on which no agent has joined. Pure; one node at a time.
 
-That an agent does not come convicts nobody: its node is given up only on Slurm's word, or when other nodes'
-agents came and this one's did not, although it was started again.
+An agent that does not come does not convict its node: that is given up only on Slurm's word, or when other
+nodes' agents came and this one's did not, although it was started again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ ASK_AGAIN_S = 10.0
 
 
 STORAGE_S = 1800.0
-"""Only storage may have what training is to resume from; another run may reach it, on other nodes."""
+"""Only storage may have what training resumes from; another run may reach it, on other nodes."""
 
 BUSY_S, IMPORT_S = 60.0, 180.0
 """At the start: how long a node may be silent, and how long it has at least for its imports."""
 
 
 def silence_s(agent_start_s: float, dead_s: float, *, first: bool) -> float:
-    """Silence of an agent that counts. ``first``: nothing is lost by waiting, and imports take long."""
+    """Return how long silence of an agent must last to count. ``first``: waiting costs nothing, imports take
+    long.
+    """
     return min(agent_start_s, BUSY_S) if first else dead_s
 
 
@@ -48,8 +50,8 @@ def is_everywhere(refused: int, fit_spares: int, *, first: bool) -> bool:
 def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
     """Return whether ``node`` is silent due to the ``end`` of the srun of which its agent was a task.
 
-    ``heard_s``: seconds from that end to the agent's newest sign of life. It is not where the agent lived on,
-    ended alone, or where srun names the node as the reason.
+    ``heard_s``: seconds from that end to the agent's newest sign of life. That is not so if the agent lived
+    on or ended alone, or if srun names the node as the reason.
     """
     return end is not None and not end.is_task and node not in end.named and heard_s <= LAST_S
 
@@ -57,7 +59,7 @@ def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
 def may_yet_end(end: StepEnd, node: str, heard_s: float) -> bool:
     """Return whether the agent of ``node`` may follow the ``end`` of its srun: they end one after the other.
 
-    ``heard_s``: as in :func:`went_with_step`. Where srun names a node as the reason, others live on.
+    ``heard_s``: as in :func:`went_with_step`. If srun names a node as the reason, others live on.
     """
     return went_with_step(end, node, heard_s) and not end.named
 
@@ -93,7 +95,7 @@ class Start(Record):
     unsettled: bool = False
     """A start before failed because slurmctld was away."""
     came_before: bool = False
-    """Agents of this training came before, and no node has one now."""
+    """Agents of this run came before, and no node has one now."""
     missed: bool = False
     """The node had an agent, which fell silent."""
     asks_again: bool = False
@@ -113,8 +115,8 @@ class Start(Record):
 def apart(ends: Mapping[str, StepEnd | None]) -> tuple[str, ...]:
     """Return which nodes that are started again get steps of their own, by the ``ends`` of the last ones.
 
-    Where srun cannot start a task on one node, it ends the step on all of its nodes, whatever ``--no-kill``
-    says (22.05), and it would do so again.
+    If srun cannot start a task on one node, it ends the step on all of its nodes, whatever ``--no-kill`` says
+    (22.05), and it would do so again.
     """
     return tuple(node for node, end in ends.items() if end and not end.is_task and node in end.named)
 

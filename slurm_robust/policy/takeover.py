@@ -1,10 +1,10 @@
 """Is the controller's host dead, and who starts another controller? Pure.
 
-Agents that hear no controller probe the kernel of its host. Where that is silent, too, they vote by a file in
-the job directory, and probe the kernels of those that have voted: who reaches most of the voters is not cut
-off itself. Slurm's word on the host is one more vote, and the only other one where no other voter
-lives. No vote convicts a node: the next controller judges the host like any other node, and epochs keep the
-old one from doing harm if it lives.
+Agents that hear no controller probe the kernel of its host. If that is silent, too, they vote by a file in
+the job directory, and probe the kernels of the other voters: an agent that reaches most of them is not cut
+off itself. Slurm's word on the host is one more vote, and the only other one if no other voter lives. No vote
+convicts a node: the next controller judges the host like any other node, and epochs keep the old one from
+doing harm if it lives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VOTERS = 7
 """Nodes that are asked: enough for some to live, few enough for storage."""
 
 CANDIDATES = 28
-"""Of a large job only the first nodes, as Slurm lists them, read the journal to learn whether they vote."""
+"""In a large job only the first nodes, as Slurm lists them, read the journal to learn whether they vote."""
 
 PROBE_S = 1.0
 """For how long a kernel is probed."""
@@ -44,7 +44,9 @@ MAX_CONTROLLERS = 3
 
 
 class Vote(Record):
-    """A node that finds the host of the controller ``epoch`` dead, and where its own kernel is probed."""
+    """A node that finds the host of the controller ``epoch`` dead, and the address of its own kernel for
+    probes.
+    """
 
     node: str
     epoch: int
@@ -56,7 +58,7 @@ class Vote(Record):
 def voters(
     slots: Sequence[str], spares: Sequence[str], aside: Collection[str], unfit: Collection[str]
 ) -> tuple[str, ...]:
-    """Who is asked, in the order in which they take over; nobody asks the host itself, which is ``unfit``."""
+    """Return the voters in the order in which they take over; never the host itself, which is ``unfit``."""
     nodes = (*slots, *(spare for spare in spares if spare not in aside), *aside)
     return tuple(node for node in dict.fromkeys(nodes) if node not in unfit)[:VOTERS]
 
