@@ -65,7 +65,7 @@ class Examination(Record):
 
     @property
     def reason(self) -> str:
-        """Of the drain of a node that is kept."""
+        """Reason of the drain of a node that is kept."""
         return TAG + as_one_part(ascii_line(f"quarantine: {self.fault}", REASON_BYTES - len(TAG)))
 
 
@@ -98,7 +98,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
 
 
 def _remember(file: DrainFile, record: OwnDrain) -> None:
-    """So that the next test knows this reason from a person's."""
+    """Remember it, so that the next test knows this reason from a person's."""
     try:
         file.save(record)
     except OSError:
@@ -106,9 +106,7 @@ def _remember(file: DrainFile, record: OwnDrain) -> None:
 
 
 def serials(config: NodeConfig, host: Host) -> dict[str, str]:
-    """Return vendor, model and serial numbers of the machine, and of each GPU as far as its driver
-    answers.
-    """
+    """Return vendor, model and serial numbers of the machine, and of each GPU whose driver answers."""
     found = {name: host.read_or(f"/sys/class/dmi/id/{name}") for name in _DMI}
     answer = call({"gpus": partial(_gpus, host, config)}, {"gpus": _GPUS_S}, _GPUS_S)["gpus"]
     found |= msgspec.json.decode(answer.value or b"{}", type=dict[str, str])

@@ -57,7 +57,7 @@ def shipped() -> tuple[DrainReason, ...]:
 
 
 def read(reason: str, site: Sequence[DrainReason] = ()) -> tuple[_ReasonPart, ...]:
-    """The parts of a reason. ``site``: lines that come before ours. Pure.
+    """Return the parts of a reason. ``site``: lines that come before ours. Pure.
 
     What no line knows goes on with the message of the tool before it, and is a person's behind anything else.
     """
@@ -99,7 +99,9 @@ def _known(text: str, rows: Sequence[DrainReason]) -> _ReasonPart | None:
 
 
 def _listed(text: str, first: _ReasonPart, rows: Sequence[DrainReason]) -> list[_ReasonPart]:
-    """Slurm lists what it has found behind commas, and so do some tools with what others have."""
+    """Split a list: Slurm lists what it has found behind commas, and so do some tools with what others
+    have.
+    """
     if first.is_ours:
         return [first]
     found = [first]

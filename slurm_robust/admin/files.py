@@ -79,7 +79,7 @@ class FileAction(str, Enum):
     MODE = "mode"
     REMOVE = "remove"
     KEEP = "keep"
-    """It was changed by somebody, or is somebody else's."""
+    """It was changed since, or is not ours."""
 
 
 class FileChange(Record):
@@ -133,11 +133,11 @@ class Tree:
         self.root = root
 
     def path(self, name: str) -> Path:
-        """Return where a path of the machine is."""
+        """Return the place of a path of the machine."""
         return self.root / name.lstrip("/")
 
     def real(self, name: str) -> Path:
-        """Return where a path leads to when links at its end are followed, below this root."""
+        """Return the target of a path with links at its end followed, below this root."""
         for _ in range(_MAX_LINKS):
             if not self.path(name).is_symlink():
                 break
@@ -175,7 +175,7 @@ class Tree:
             ) from error
 
     def steps(self, wanted: Sequence[Item]) -> list[FileChange]:
-        """:func:`plan` for what is there now."""
+        """Return :func:`plan` for what is there now."""
         manifest = self.manifest()
         names = {item.path for item in wanted} | manifest.digests.keys()
         found = {name: now for name in names if (now := self.find(name))}
@@ -206,7 +206,7 @@ class Tree:
                 is_begun = True
             self._remember(Manifest(version=version, digests={**still, **ours}))
         except OSError as error:
-            if not is_begun:  # nothing was written, so nothing is to be remembered
+            if not is_begun:  # nothing was written, so there is nothing to remember
                 with suppress(OSError):
                     self._remember(before)
                     if is_new:

@@ -60,7 +60,7 @@ def _wrong(label: str, gpu: Gpu | None) -> str:
 
 
 def by_nvidia_smi(limit_s: float) -> Reset:
-    """``nvidia-smi --gpu-reset``, which refuses while a process holds the GPU. All take ``limit_s``."""
+    """Run ``nvidia-smi --gpu-reset``, which refuses while a process holds the GPU. All take ``limit_s``."""
     deadline = time.monotonic() + limit_s
 
     def act(gpu: Gpu) -> str:

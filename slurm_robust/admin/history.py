@@ -35,8 +35,9 @@ PINNED_S = 300.0
 
 TOGETHER_S = 120.0
 TOGETHER = 4
-"""So many nodes of which Slurm says the same within :data:`TOGETHER_S` share a switch, a prolog or slurmctld,
-and none of them is to blame."""
+"""This many nodes of which Slurm says the same within :data:`TOGETHER_S` share a switch, a prolog or
+slurmctld, and none of them is to blame.
+"""
 
 _JOINED_S = 2.0
 _NODE_DIED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
@@ -167,7 +168,7 @@ def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def fault_kind(event: NodeEvent, site: Sequence[DrainReason] = ()) -> str:
-    """Return what the event says against the node; empty if somebody took it out of service without a
+    """Return what the event says against the node; empty if a person took it out of service without a
     fault.
     """
     part = evidence(event.reason, site)
@@ -213,7 +214,7 @@ def failures_of(history: History, site: Sequence[DrainReason] = ()) -> list[Fail
 
 
 def _together(failures: Iterable[Failure]) -> list[Failure]:
-    """Those of which :data:`TOGETHER` nodes have the same at about the same time."""
+    """Return those that :data:`TOGETHER` nodes have at about the same time."""
     found: list[Failure] = []
     kinds: defaultdict[str, list[Failure]] = defaultdict(list)
     for failure in sorted(failures, key=lambda f: f.t):
@@ -233,7 +234,7 @@ def _together(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def work_of(history: History) -> list[Work]:
-    """When which nodes ran jobs."""
+    """Return when which nodes ran jobs."""
     return [
         Work(nodes=row.nodes, start=row.start_time, end=row.end_time or history.until)
         for row in history.runs
@@ -242,7 +243,7 @@ def work_of(history: History) -> list[Work]:
 
 
 def timeline(history: History, site: Sequence[DrainReason] = ()) -> dict[str, list[HistoryEntry]]:
-    """Per node what happened, oldest first. ``site``: what the site says of reasons."""
+    """Return what happened per node, oldest first. ``site``: what the site says of reasons."""
     entries = [
         HistoryEntry(
             node=event.node,
@@ -289,7 +290,7 @@ def main(
 ) -> int:
     """Print the history or the scores; 0, also when there are lemons. Raises ``InvalidNode``.
 
-    ``url``: of the fleet index, whose incidents count for scores; "" for none.
+    ``url``: that of the fleet index, whose incidents count for scores; "" for none.
     """
     names = set(nodes)
     config = load(config_file or FILE)
@@ -320,7 +321,7 @@ def main(
 
 
 def _blamed(url: str, since: float) -> tuple[tuple[str, int, float], ...]:
-    """Raises the errors of :mod:`slurm_robust.fleet.errors`."""
+    """Return whom jobs blamed. Raises the errors of :mod:`slurm_robust.fleet.errors`."""
     with open_index(url) as index:
         from slurm_robust.fleet import queries  # needs SQLAlchemy, as opening has found it
 
@@ -328,7 +329,7 @@ def _blamed(url: str, since: float) -> tuple[tuple[str, int, float], ...]:
 
 
 def _must_be_known(slurm: SlurmClient, names: Collection[str]) -> None:
-    """That nothing happened to a node can be said of one that there is. Raises ``InvalidNode``."""
+    """Check that the nodes exist: only of those can one say that nothing happened. Raises ``InvalidNode``."""
     try:
         if names:
             slurm.nodes(sorted(names))

@@ -49,7 +49,7 @@ def main(
     slurm_conf: str = "",
     site: Site | None = None,
 ) -> int:
-    """Returns 0, or 1 if slurm.conf was changed and the cluster is not as it should be then.
+    """Install. Returns 0, or 1 if slurm.conf was changed and the cluster is not as it should be then.
 
     Raises :class:`InstallError`, or ``InvalidSettings`` for a configuration that is wrong.
     """
@@ -93,7 +93,9 @@ def _links(site: Site, plan: slurmconf.SlurmConfChange, *, live: bool) -> tuple[
 
 
 def _refuse_shared(site: Site, links: Iterable[str]) -> None:
-    """What is linked in a folder that nodes share runs on all of them, installed or not."""
+    """Refuse to link in a folder that nodes share: what is linked there runs on all of them, installed or
+    not.
+    """
     for link in links:
         kind = site.network_kind(os.path.dirname(link))
         if kind and site.tree.find(link) is None and not link.startswith(f"{items.HOOKS}/"):
@@ -105,7 +107,7 @@ def _refuse_shared(site: Site, links: Iterable[str]) -> None:
 
 
 def listed(steps: Sequence[FileChange]) -> str:
-    """One line for each step."""
+    """Return one line for each step."""
     return "\n".join(
         f"{step.action.value:>8}  {one_line(f'{step.path} ({step.why})' if step.why else step.path)}"
         for step in steps
@@ -113,7 +115,7 @@ def listed(steps: Sequence[FileChange]) -> str:
 
 
 def systemctl(site: Site, *args: str) -> None:
-    """Run it where systemd is in charge of this tree; otherwise print what is to be run."""
+    """Run it if systemd is in charge of this tree; otherwise print what to run."""
     command = ("systemctl", *args)
     if not site.tree.path("/run/systemd/system").is_dir() or site.tree.root != Path("/"):
         print(f"systemd does not run here; on the booted node: {' '.join(command)}")
@@ -135,14 +137,14 @@ def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout
         node_command=site.node_command,
         prefix="/usr" if packaged else (prefix or "/usr/local").rstrip("/"),
         packaged=packaged,
-        # What was asked for once stays asked for, until somebody removes the file.
+        # What was asked for once stays asked for, until the file is removed.
         timer=timer or site.has_timer or f"{items.UNITS}/{items.TIMER}" in known,
         act=act or (items.ACT in known and site.tree.find(items.ACT) is not None),
     )
 
 
 def _refuse_open(site: Site, layout: Layout) -> None:
-    """Root must not run, in every hook of every job, what somebody else can change."""
+    """Refuse what others can change: root would run it, in every hook of every job."""
     for path, why in site.distrusted().items():
         if why:
             raise InstallError(
@@ -243,8 +245,8 @@ def uninstall(
 
 
 def still_named(site: Site) -> str:
-    """Return where Slurm still names our hooks: in the file, or in what slurmctld has in force; empty if
-    nowhere.
+    """Return the place in which Slurm still names our hooks: in the file, or in what slurmctld has in force;
+    empty if nowhere.
     """
     for statement in slurmconf.statements(site.slurm_files(), site.main):
         if statement.value.startswith(items.HOOKS):

@@ -34,7 +34,7 @@ _SETTING = re.compile(r"^(SROBUST_NODE|here)=.*$", re.MULTILINE)
 
 
 class Layout(Record):
-    """Where things go."""
+    """The places of things."""
 
     node_command: str
     """Absolute path of ``srobust-node``."""
@@ -53,7 +53,7 @@ class Layout(Record):
 
 
 def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
-    """Everything, folders before what is in them. ``links``: as a plan for slurm.conf has them."""
+    """Return everything, folders before what is in them. ``links``: as a plan for slurm.conf has them."""
     wanted = [
         Item(path="/var/lib/slurm-robust", kind="folder", mode=0o700),
         # Others pass: SlurmUser to the folder of the hooks beside slurmctld.

@@ -120,7 +120,7 @@ def record(*, json: bool, config_file: Path | None) -> int:
 
 
 def nagios(report: Report) -> Nagios:
-    """A failure that keeps jobs away is critical, any other a warning; unknown only without a failure."""
+    """Return critical for a failure that keeps jobs away, warning for any other; unknown only without one."""
     if report.causes:
         return Nagios.CRITICAL
     if report.warnings:
@@ -174,7 +174,7 @@ def _table(findings: Iterable[Finding]) -> Table:
 
 
 def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
-    """A row for each failure, one for each reason of an unknown, and one for all that passed."""
+    """Add a row for each failure, one for each reason of an unknown, and one for all that passed."""
     rows: dict[tuple[Outcome, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         failed = finding.outcome is Outcome.FAIL

@@ -44,14 +44,14 @@ from slurm_robust.util.text import ascii_line, one_line
 PREFIX = "srobust-quarantine-"
 FLAGS = ("MAINT", "IGNORE_JOBS")
 ABANDONED_S = 3600.0
-"""A reservation of ours that is older is nobody's any more, also when another host made it."""
+"""A reservation of ours that is older is abandoned, also if another host made it."""
 
 JOB_S = 300.0
 START_S = 120.0
 """How long Slurm may take to start the test on a node that was just resumed."""
 
 CUT_OFF = f"{TAG}the test in quarantine was cut off"
-"""The reason of a node whose own reason nobody here knows any more."""
+"""The reason of a node whose own reason is not known here any more."""
 
 _ELSEWHERE = "it is being tested from another host"
 # Hooks run as root; without accounts in common slurmctld knows only the number.
@@ -82,10 +82,10 @@ class QuarantineResult(Record):
     """Why it is not in service; "passed" for one that is."""
 
     reason: str = ""
-    """Of the drain that stood at first."""
+    """Reason of the drain that stood at first."""
 
     drained: str = ""
-    """Of the drain that stands now, if it is another."""
+    """Reason of the drain that stands now, if it is another."""
 
     tests: int = 0
     """How often the node was tested."""
@@ -209,7 +209,7 @@ class Quarantine:
         return result
 
     def _drained_meanwhile(self, name: str) -> str:
-        """Return the reason with which somebody else has drained the node, which then is his; empty without
+        """Return the reason with which another person has drained the node, who then owns it; empty without
         one.
         """
         try:
@@ -265,7 +265,7 @@ class Quarantine:
 
 
 def obstacle_of(node: SlurmNode) -> str:
-    """Return why the node cannot be tested; empty when it can. A person's drain is the person's."""
+    """Return why the node cannot be tested; empty when it can. A person's drain is left alone."""
     if not (node.is_drained and has_ours(node.reason)):
         return f"not drained by srobust: {node.reason or 'in service'}"
     if others := of_others(node.reason):
@@ -377,7 +377,7 @@ def _text(results: Sequence[QuarantineResult]) -> str:
 
 
 def paragraph(result: QuarantineResult) -> str:
-    """One node, for the repair desk."""
+    """Return a paragraph on one node, for the repair desk."""
     lines = [f"{result.node}: {'returned to service' if result.returned else 'kept'}: {result.why}"]
     lines += [f"  drained for: {result.reason}"] if result.reason else []
     for found in result.evidence:

@@ -1,10 +1,9 @@
 """``srobust admin repair``: resets GPUs and reboots nodes that srobust drained, and proves that it helped.
 
-A quarantine tests the node inside its reservation. What fails says what is to be done; that is done once,
-still inside the reservation, and the node is tested again from the beginning: only a test that passed
-returns it.
+A quarantine tests the node inside its reservation. What fails says what to do; that is done once, still
+inside the reservation, and the node is tested again from the beginning: only a test that passed returns it.
 Each step is in the node's journal on this host before it is ordered, so a run that was killed leaves a node
-that nobody gets (the reservation stands), and the next run says what is open and goes on.
+that no job gets (the reservation stands), and the next run says what is open and goes on.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class RepairStep(Record):
     kind: RepairKind | None = None
     why: str = ""
     reason: str = ""
-    """Of the drain."""
+    """Reason of the drain."""
 
     boot: float | None = None
     """When the node had booted, by Slurm."""
@@ -91,7 +90,7 @@ class RepairActions(Protocol):
     """What is done to nodes. All raise SlurmCommandError types."""
 
     def boot_time(self, node: str) -> float | None:
-        """When the node booted, in seconds since 1970, by its slurmd; None if Slurm does not say."""
+        """Return when the node booted, in seconds since 1970, by its slurmd; None if Slurm does not say."""
         ...
 
     def reboot(self, node: str) -> None:
@@ -183,7 +182,9 @@ class RepairJournal:
         self.steps = self._read()
 
     def _read(self) -> tuple[RepairStep, ...]:
-        """Raises ``ValueError`` for one that is damaged: who cannot count repairs must not do one."""
+        """Read the journal. Raises ``ValueError`` if it is damaged: who cannot count repairs must not do
+        one.
+        """
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=tuple[RepairStep, ...])
         except FileNotFoundError:
@@ -192,7 +193,7 @@ class RepairJournal:
             raise ValueError(f"{self._path} is damaged ({error}): remove it to begin anew") from error
 
     def add(self, step: RepairStep) -> None:
-        """Raises ``OSError``; then nothing must be done."""
+        """Add a step. Raises ``OSError``; then nothing must be done."""
         self.steps = (*self.steps, step)[-MAX_STEPS:]
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._path, msgspec.json.encode(self.steps) + b"\n", durable=True, mode=0o600)
@@ -252,7 +253,7 @@ class Repairer:
         """Return the node once its test has left it, which may be later than its srun ends, or after
         ``LEFT_S``.
 
-        Nobody but root gets into its reservation, so what holds it now is most likely the test.
+        Only root gets into its reservation, so what holds it now is most likely the test.
         """
         deadline = self._clock() + LEFT_S
         while (seen := self._slurm.node(name)).allocated_cpus or "COMPLETING" in seen.states:
@@ -342,7 +343,7 @@ class RepairPreview(Record):
 
 
 def outlook(nodes: Sequence[SlurmNode], folder: Path, config: Repair, now: float) -> Iterator[RepairPreview]:
-    """What a run would do; nothing is touched."""
+    """Yield what a run would do; nothing is touched."""
     for node in nodes:
         obstacle, left, begun = obstacle_of(node), 0, ""
         try:

@@ -30,7 +30,7 @@ def end_reservation(
             slurm.delete_reservation(name)
             return
         except ReservationNotFound:
-            return  # Somebody was faster.
+            return  # Another user was faster.
         except (CommandFailed, ReservationInUse):
             if clock() > deadline:
                 raise

@@ -42,7 +42,7 @@ class Site:
     ) -> None:
         self.tree = tree or Tree()
         command = node_command or find_node_command()
-        # A link that somebody turns later changes nothing of what the hooks run.
+        # A link that is turned later changes nothing of what the hooks run.
         self.node_command = os.path.realpath(command)
         # All that a hook runs: a user who can write there is root in the end.
         self.program: tuple[str, ...] = (command,)
@@ -90,7 +90,7 @@ class Site:
         return self.tree.find(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
 
     def slurm_files(self) -> dict[str, str]:
-        """slurm.conf and what it includes; nothing if there is none. Raises :class:`InstallError`."""
+        """Return slurm.conf and what it includes; nothing if there is none. Raises :class:`InstallError`."""
         if not self.main or not self.tree.path(self.main).exists():
             return {}
         try:
@@ -158,7 +158,7 @@ class Site:
         return ""
 
     def _try(self, text: str) -> None:
-        """Let Slurm parse the text from beside the real file, where includes are found."""
+        """Let Slurm parse the text from beside the real file, so that it finds includes."""
         real = Path(os.path.realpath(self.tree.path(self.main)))
         trial = real.with_name(f"{real.name}.slurm-robust-trial")
         try:

@@ -51,7 +51,7 @@ class Statement(Record):
 
 
 _INTERVAL_S = 61
-"""Of the HealthCheckProgram: 26.05 wants it above HealthCheckTimeout, by default 60."""
+"""Interval of the HealthCheckProgram: 26.05 wants it above HealthCheckTimeout, by default 60."""
 
 
 class HookSettings(Record):
@@ -82,7 +82,7 @@ class SlurmConfChange(Record):
     """What a person must know."""
 
     def diff(self) -> str:
-        """Return Unified difference of all files; empty if nothing is to be changed."""
+        """Return the unified difference of all files; empty if nothing has to change."""
         lines: list[str] = []
         for name, old in self.before.items():
             pieces = difflib.unified_diff(_lines(old), _lines(self.after[name]), name, name)
@@ -93,7 +93,7 @@ class SlurmConfChange(Record):
 
 
 def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
-    """slurm.conf and the files that it includes. Raises what ``read`` raises."""
+    """Read slurm.conf and the files that it includes. Raises what ``read`` raises."""
     found: dict[str, str] = {}
     queue = [main]
     while queue and len(found) < _MAX_INCLUDES:
@@ -105,7 +105,9 @@ def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
 
 
 def make_plan(files: Mapping[str, str], wish: HookSettings) -> SlurmConfChange:
-    """``files``: the main one first, as :func:`read_all` returns them. A change of ours is made anew."""
+    """Plan the change of ``files``: the main one first, as :func:`read_all` returns them. A change of ours is
+    made anew.
+    """
     main = next(iter(files))
     plain = {name: revert(text) for name, text in files.items()}
     known = {statement.key.lower(): statement for statement in statements(plain, main)}
@@ -126,7 +128,7 @@ def make_plan(files: Mapping[str, str], wish: HookSettings) -> SlurmConfChange:
 
 
 def without_ours(files: Mapping[str, str]) -> SlurmConfChange:
-    """Back to what the site had."""
+    """Return the change back to what the site had."""
     return SlurmConfChange(before=dict(files), after={name: revert(text) for name, text in files.items()})
 
 
@@ -214,7 +216,7 @@ class _Changes:
             self.set(key, ",".join([*own, word]))
 
     def timeout(self, budget_s: float) -> None:
-        """A limit for all hooks. Where the site's own run too, one that no sound prolog reaches."""
+        """Set a limit for all hooks. If the site's own run too, it is one that no sound prolog reaches."""
         alone = not (self.value("Prolog") or self.value("Epilog"))
         text = self.value("PrologEpilogTimeout")
         least = int(budget_s) + 10
@@ -278,5 +280,5 @@ def _beside(main: str, name: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Only at line feeds: other line breaks of Unicode may be part of a comment."""
+    """Split only at line feeds: other line breaks of Unicode may be part of a comment."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

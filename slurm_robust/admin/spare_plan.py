@@ -43,7 +43,7 @@ class NoNodes(SrobustError):
 
 
 class SpareRequirements(Record):
-    """What a plan is to hold for; policy/spares.py explains each. ``logs``: event logs of nodes.
+    """What a plan has to hold for; policy/spares.py explains each. ``logs``: event logs of nodes.
 
     ``rate`` None: that of the last ``days``, else the paper's. ``index``: the fleet index to take it from, ""
     for slurmdbd.
@@ -67,7 +67,8 @@ class PlannedNodes(Record):
 
 
 def fleet_of(slurm: SlurmClient, nodes: str) -> PlannedNodes:
-    """``nodes``: a number, a partition, a hostlist, or "" for all. A partition wins over a node of its name.
+    """Return the nodes to plan for. ``nodes``: a number, a partition, a hostlist, or "" for all. A partition
+    wins over a node of its name.
 
     Raises :class:`NoNodes`, InvalidNode and other SlurmCommandError types.
     """
@@ -79,7 +80,9 @@ def fleet_of(slurm: SlurmClient, nodes: str) -> PlannedNodes:
 
 
 def known_fleet(every: Iterable[SlurmNode], nodes: str) -> PlannedNodes:
-    """The same for a partition or a hostlist, of what Slurm says of all nodes. Raises as :func:`fleet_of`."""
+    """Return the same for a partition or a hostlist, by what Slurm says of all nodes. Raises as
+    :func:`fleet_of`.
+    """
     real = [node for node in every if "FUTURE" not in node.states]
     members = frozenset(node.name for node in real if not nodes or nodes in node.partitions)
     if members:
@@ -98,7 +101,7 @@ def known_fleet(every: Iterable[SlurmNode], nodes: str) -> PlannedNodes:
 
 
 def measure_fleet(history: History, nodes: Collection[str] | None, days: float) -> Measured | None:
-    """Failures per node-day of work, as lemons count both; of ``nodes``, or of all."""
+    """Return failures per node-day of work, as lemons count both; of ``nodes``, or of all."""
     since = history.until - days * DAY_S
 
     def ours(names: Iterable[str]) -> int:
@@ -115,7 +118,7 @@ def measure_fleet(history: History, nodes: Collection[str] | None, days: float) 
 
 
 def measure_index(url: str, nodes: Collection[str] | None, since: float) -> Measured | None:
-    """The same from the fleet index: nodes that jobs blamed, each job once for each node.
+    """Return the same from the fleet index: nodes that jobs blamed, each job once for each node.
 
     Raises the errors of :mod:`slurm_robust.fleet.errors`.
     """

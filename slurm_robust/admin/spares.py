@@ -2,7 +2,7 @@
 
 Slurm chooses its nodes: for a number of nodes it replaces those that are down or drained by idle ones of the
 partition within a second (``REPLACE_DOWN``, since 17.11). Nothing here runs on: what is shown is what Slurm
-says at that moment, and somebody else may change it at any time.
+says at that moment, and other users may change it at any time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Spare(Record):
 
 
 class Pool(Record):
-    """The reservation now. ``size``: how many nodes it is to have; ``usable``: ready, in use or planned.
+    """The reservation now. ``size``: how many nodes it should have; ``usable``: ready, in use or planned.
 
     ``waiting``: jobs that wait for a node of it; ``replaced``: whether Slurm replaces nodes that fail.
     """
@@ -124,7 +124,8 @@ def check(
 ) -> tuple[str, ...]:
     """Return the nodes that Slurm can choose from. Raises what Slurm would, in words that help more.
 
-    Of more nodes than the partition has, Slurm would give those that are free and call that a success.
+    If asked for more nodes than the partition has, Slurm would give those that are free and call that a
+    success.
     """
     if any(other.name == request.name for other in made):
         raise ReservationExists(
@@ -205,8 +206,8 @@ def _unfit(node: SlurmNode, *, busy: bool) -> str:
 
 
 def _strangers(slurm: SlurmClient, request: ReservationRequest) -> str:
-    """Return what is wrong with an account or with users who are not in it; "" for nothing, or if nobody can
-    tell.
+    """Return what is wrong with an account or with users who are not in it; "" for nothing, or if that is not
+    known.
 
     Slurm may reserve nodes for them all the same, which no job gets (the client's ``create_reservation``).
     """
@@ -223,7 +224,7 @@ def _strangers(slurm: SlurmClient, request: ReservationRequest) -> str:
 
 
 def not_permitted(error: PermissionDenied, users: Sequence[str], *, is_root: bool) -> PermissionDenied:
-    """Slurm says ``Invalid user id`` for two things; which of them it was."""
+    """Return which of two things it was, for which Slurm says ``Invalid user id``."""
     unknown = [user for user in users if not _is_known(user)]
     what = "only root and operators of Slurm may make reservations"
     fix = "run it as root, or: sacctmgr modify user $USER set adminlevel=operator"
@@ -280,12 +281,12 @@ def create(
 
 
 def _given_back(slurm: SlurmClient, made: Reservation, count: int) -> TooFewNodes:
-    """Slurm gives what is free when the whole partition is smaller than what is asked for."""
+    """Give it back: Slurm gives what is free if the whole partition is smaller than what is asked for."""
     now = "they are free again"
     try:
         slurm.delete_reservation(made.name)
     except ReservationNotFound:
-        pass  # Somebody was faster.
+        pass  # Another user was faster.
     except ReservationInUse:
         now = f"a job uses them already, so {made.name} stands"
     return TooFewNodes(f"Slurm had only {len(made.nodes)} nodes for {count} spares; {now}")
@@ -333,7 +334,7 @@ def status(
     slurm: SlurmClient | None = None,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Print the pool; 0 if as many are usable as it and the plan are to have, else 1.
+    """Print the pool; 0 if as many are usable as it and the plan should have, else 1.
 
     Raises ReservationNotFound.
     """
@@ -411,7 +412,7 @@ def remove(
         try:
             slurm.delete_reservation(name)
         except ReservationNotFound:
-            pass  # Somebody was faster.
+            pass  # Another user was faster.
         except ReservationInUse as error:
             raise ReservationInUse(
                 f"{name} is in use: {_jobs_text(jobs, holding=True) or error.what}",

@@ -56,7 +56,7 @@ class Point(Record):
 
 
 def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
-    """0: all is good. 1: something is not, and is printed."""
+    """Verify. Returns 0 if all is good, or 1 if something is not, which is printed."""
     try:
         site = site or Site(slurm_conf)
         points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
@@ -97,7 +97,7 @@ def report(points: Iterable[Point]) -> int:
 
 
 def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
-    """Rules of the configuration that speak of no check at all. Pure."""
+    """Yield rules of the configuration that speak of no check at all. Pure."""
     for pattern in config.checks:
         if not fnmatch.filter(names, pattern):
             close = difflib.get_close_matches(pattern, names, n=2)
@@ -112,7 +112,7 @@ def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
 
 
 def file_points(site: Site) -> Iterator[Point]:
-    """Files of this node: as they were installed, and closed to everybody but root."""
+    """Check the files of this node: as they were installed, and closed to all but root."""
     manifest = site.tree.manifest()
     fix = f"srobust admin install (on {socket.gethostname()})"
     if not manifest.digests:
@@ -155,7 +155,7 @@ def file_points(site: Site) -> Iterator[Point]:
 
 
 def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[Point]:
-    """What slurmctld has in force, against what the hooks need. Pure."""
+    """Compare what slurmctld has in force with what the hooks need. Pure."""
     fix = "srobust admin install shows the change of slurm.conf, --apply makes it"
     values = _values(live, "schedulerparameters")
     yield Point(
@@ -200,7 +200,9 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
 
 
 def measured_points(live: Live, times: Mapping[str, HookTimes], unread: str) -> Iterator[Point]:
-    """Slurm's limits against what this node's hooks really took. Pure. ``unread``: why nothing is known."""
+    """Compare Slurm's limits with what this node's hooks really took. Pure. ``unread``: why nothing is
+    known.
+    """
     for hook in ("prolog", "epilog"):
         if why_not := unread or not_measured(times, hook):
             yield Point(good=True, what=f"time of {hook}s: not measured: {why_not}")
@@ -237,7 +239,7 @@ def _hook_limit(live: Live, hook: str) -> int | None:
 
 
 def _health_check_fix(program: str, fix: str) -> str:
-    """Return a program of the site stays, so no change of slurm.conf brings ours."""
+    """Return the fix: a program of the site stays, so no change of slurm.conf brings ours."""
     if not program or _OURS in program:
         return fix
     return (
@@ -247,7 +249,7 @@ def _health_check_fix(program: str, fix: str) -> str:
 
 
 def _health_check_limit(live: Live, interval: int, budget: float) -> Iterator[Point]:
-    """Before 26.05 the limit is no setting."""
+    """Check the limit, which is no setting before 26.05."""
     limit = _number(live, "healthchecktimeout") or int(HEALTH_CHECK_LIMIT_S)
     yield Point(
         good=budget < limit,
@@ -265,7 +267,7 @@ def _health_check_limit(live: Live, interval: int, budget: float) -> Iterator[Po
 
 
 def pattern_points(live: Live, tree: Tree) -> Iterator[Point]:
-    """What Slurm's patterns match on this node: ours among it, and nothing that cannot be executed."""
+    """Check what Slurm's patterns match on this node: ours among it, and nothing that cannot be executed."""
     for key in ("prolog", "epilog"):
         matched = [path for pattern in live.get(key, ()) for path in matches(tree, pattern)]
         if not live.get(key):
@@ -287,7 +289,7 @@ def pattern_points(live: Live, tree: Tree) -> Iterator[Point]:
 
 
 def allocation_points(live: Live, site: Site, host: str) -> Iterator[Point]:
-    """Beside slurmctld: whether the hooks that run there as SlurmUser can write their events."""
+    """Check whether the hooks that run beside slurmctld as SlurmUser can write their events."""
     hooks = [word for key in ("prologslurmctld", "epilogslurmctld") for word in live.get(key, ())]
     controllers = {name.partition("(")[0].partition(".")[0] for name in live.get("slurmctldhost", ())}
     if not any(_OURS in hook for hook in hooks) or host.partition(".")[0] not in controllers:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             pass  # said by each program that needs it
     for answer in answers(programs, _part(args), time.monotonic() + args.budget):
         line = msgspec.json.encode(answer) if args.json else _format(answer).encode()
-        os.write(sys.stdout.fileno(), line + b"\n")  # at once, so that srun does not mix it with others
+        os.write(sys.stdout.fileno(), line + b"\n")  # immediately, so that srun does not mix it with others
     return 0
 
 
@@ -102,7 +102,7 @@ def _answer(
 ) -> PartAnswer:
     fields = msgspec.structs.asdict(found)
     measured = fields.pop("measured")
-    # In tests of single nodes nobody else takes part.
+    # In tests of single nodes no other node takes part.
     peers = part.group if program.pairs else (part.node,)
     result = TestResult(test=program.name, node=part.node, peers=peers, took_s=round(took_s, 2), **fields)
     return PartAnswer(result=result, left_out=left_out, measured=measured)

@@ -124,7 +124,7 @@ def _with(result: TestResult) -> str:
 
 
 def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[TestSite, Sequence[str]]:
-    """Return where to test, and the nodes there."""
+    """Return the place in which to test, and the nodes there."""
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
         if wanted and tuple(wanted) != (here,):

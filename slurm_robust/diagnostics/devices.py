@@ -57,14 +57,14 @@ def can_use_gpus() -> bool:
 
 
 def each_core(until: float) -> Iterator[int]:
-    """The cores that this process may use, in any order, with the calling thread bound to each in turn.
+    """Yield the cores that this process may use, in any order, with the calling thread bound to each in turn.
 
     Ends when all had their turn or ``time.monotonic()`` is beyond ``until``, but not before the first. The
     binding is as before when it ends.
     """
     before = os.sched_getaffinity(0)
     try:
-        # Where there is no time for all, it should not always be the same ones that are left out.
+        # If there is no time for all, it should not always be the same ones that are left out.
         for index, core in enumerate(random.sample(sorted(before), len(before))):
             if index and time.monotonic() > until:
                 return
@@ -76,7 +76,7 @@ def each_core(until: float) -> Iterator[int]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Computing on the CPU in the calling thread only, so that sums are always made in one order."""
+    """Compute on the CPU in the calling thread only, so that sums are always made in one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

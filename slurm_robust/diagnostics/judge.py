@@ -1,9 +1,9 @@
 """From what parts of tests have said to whom to blame. Pure.
 
 A node is blamed for what it fails alone, for a result unlike that of most nodes alike, and for failing
-together with both its neighbours. What every node fails is no node's fault, nor is what nobody can compare:
-then the reason says so and names nobody. A node that was late or silent, or whose test died, has measured
-nothing. It is measured once more while nobody else works; where that brings nothing either, it is only named.
+together with both its neighbours. What every node fails is no node's fault, nor is what cannot be compared:
+then the reason says so and names no node. A node that was late or silent, or whose test died, has measured
+nothing. It is measured once more while no other node works; if that brings nothing either, it is only named.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def quiet_nodes(round_: DiagnosticRound, answers: Iterable[PartAnswer]) -> dict[
 
 
 def settled(answers: Iterable[PartAnswer]) -> list[TestResult]:
-    """The results. What measured nothing is unknown, and gone where another attempt has measured.
+    """Settle the results. What measured nothing is unknown, and gone if another attempt has measured.
 
     A failure beside a partner that measured nothing does not count either. A program that died twice has
     failed.
@@ -93,7 +93,7 @@ def settled(answers: Iterable[PartAnswer]) -> list[TestResult]:
 
 
 def _attempts(answers: Iterable[PartAnswer]) -> Iterator[tuple[PartAnswer, tuple[str, tuple[str, ...], int]]]:
-    """The answers, each with its attempt: test, nodes, and the number of the attempt at these."""
+    """Yield the answers, each with its attempt: test, nodes, and the number of the attempt at these."""
     count: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
     for answer in answers:
         yield answer, (answer.result.test, answer.result.peers, count[_place(answer)])
@@ -109,7 +109,7 @@ def _is_dead(answer: PartAnswer) -> bool:
 
 
 def far_below(results: Sequence[TestResult]) -> list[TestResult]:
-    """Return the results, failed where the rate is far below that of others of the same test and kind."""
+    """Return the results, failed if the rate is far below that of others of the same test and kind."""
     best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     together: dict[tuple[str, str, tuple[str, ...]], float] = {}
     for result in results:
@@ -146,7 +146,7 @@ class Meetings(Record):
 
     @classmethod
     def of(cls, results: Iterable[TestResult], quiet: Iterable[str]) -> Meetings:
-        """Without those of ``quiet`` nodes, which say nothing of the other one."""
+        """Return the meetings without those of ``quiet`` nodes, which say nothing of the other one."""
         silent = set(quiet)
         spoken = [result for result in results if silent.isdisjoint(result.peers)]
         failures: dict[tuple[str, ...], str] = {}
@@ -164,7 +164,7 @@ class Meetings(Record):
 
 
 def only_slow(results: Sequence[TestResult]) -> list[TestResult]:
-    """Those that fail for nothing but their rate."""
+    """Return those that fail for nothing but their rate."""
     pairs = zip(results, far_below(results), strict=True)
     return [judged for result, judged in pairs if judged.outcome is not result.outcome]
 
@@ -172,7 +172,7 @@ def only_slow(results: Sequence[TestResult]) -> list[TestResult]:
 def retry_rounds(
     rounds: Sequence[DiagnosticRound], answers: Iterable[PartAnswer]
 ) -> tuple[DiagnosticRound, ...]:
-    """Rounds that distinguish bad luck from a fault, where that is open."""
+    """Return rounds that distinguish bad luck from a fault, if that is open."""
     answers = list(answers)
     quiet = _Judging().silent(rounds, answers)
     alone = [round_ for round_ in rounds if all(len(group) == 1 for group in round_.groups)]
@@ -187,8 +187,8 @@ def retry_rounds(
 def _by_themselves(
     alone: DiagnosticRound, answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Return the nodes that were only far slower, or have measured nothing, measure again with nobody else at
-    work.
+    """Return a round in which nodes that were only far slower, or have measured nothing, measure again
+    alone.
     """
     results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
     again = [(slow.test, slow.node) for slow in only_slow([a.result for a in results])]
@@ -208,7 +208,7 @@ def _with_others(
     met.
 
     It clears a good node between two bad ones, and one that had bad luck twice. A node that was only slow,
-    or has measured nothing, meets a neighbour again where there is nobody else; one that finds no partner
+    or has measured nothing, meets a neighbour again if there is no other node; one that finds no partner
     stays in doubt. None if nobody is in doubt or good nodes are lacking.
     """
     here = [a for a in answers if len(a.result.peers) > 1 and not a.left_out]
@@ -239,11 +239,11 @@ class _Judging:
 
     def __init__(self) -> None:
         self.blamed: dict[str, list[str]] = defaultdict(list)  # nodes, with the reasons
-        self.remarks: list[str] = []  # that blame nobody
+        self.remarks: list[str] = []  # that blame no node
         self.left_out: dict[str, str] = {}
 
     def silent(self, rounds: Sequence[DiagnosticRound], answers: Sequence[PartAnswer]) -> dict[str, str]:
-        """Return the nodes that gave no answer, with the test; nobody of a round in which all were silent."""
+        """Return the nodes that gave no answer, with the test; none of a round in which all were silent."""
         found: dict[str, str] = {}
         asked: set[tuple[str, tuple[str, ...]]] = set()
         for round_ in rounds:
@@ -264,7 +264,7 @@ class _Judging:
         return found
 
     def compared(self, results: Sequence[TestResult]) -> list[TestResult]:
-        """Return the results, failed where the digest is not that of most nodes of the same kind."""
+        """Return the results, failed if the digest is not that of most nodes of the same kind."""
         classes: dict[tuple[str, str], list[TestResult]] = defaultdict(list)
         for result in results:
             if result.digest and result.outcome is Outcome.PASS:
@@ -323,7 +323,7 @@ class _Judging:
 
 
 def _not_here(answers: Iterable[PartAnswer]) -> dict[str, str]:
-    """Tests that nodes left out, with their reasons."""
+    """Return the tests that nodes left out, with their reasons."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for answer in answers:
         if answer.left_out:
@@ -350,7 +350,7 @@ def _reason(judging: _Judging, suspects: Sequence[str], results: Sequence[TestRe
 
 
 def _doubts(results: Iterable[TestResult]) -> Iterator[str]:
-    """What is unknown, and of which nodes."""
+    """Yield what is unknown, and of which nodes."""
     doubts: dict[str, list[str]] = defaultdict(list)
     for result in results:
         if result.outcome is Outcome.UNKNOWN:

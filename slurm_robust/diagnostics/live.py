@@ -63,7 +63,7 @@ class LiveJob:
     """A running job and the address of its controller."""
 
     def __init__(self, name: str, job_dir: str | None, advice: str) -> None:
-        """The job that a person named; ``advice`` is the fix where it has ended.
+        """Take the job that a person named; ``advice`` is the fix if it has ended.
 
         Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NotLive` for one that has ended.
         """

@@ -70,24 +70,26 @@ class PartAnswer(Record):
 
 
 def failed(text: str) -> Measurement:
-    """Something is wrong, and ``text`` says what."""
+    """Return that something is wrong; ``text`` says what."""
     return Measurement(outcome=Outcome.FAIL, text=text)
 
 
 def died(text: str) -> Measurement:
-    """Something ended the program; ``text`` is what is known of it."""
+    """Return that something ended the program; ``text`` is what is known of it."""
     return Measurement(outcome=Outcome.FAIL, text=text, measured=False)
 
 
 def late(limit_s: float, what: str = "") -> Measurement:
-    """No result within ``limit_s`` seconds of ``what``, with the load of this node, which may be why."""
+    """Return that ``what`` had no result within ``limit_s`` seconds, with the load of this node, which may be
+    why.
+    """
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     text = f"{what}: no result within {limit_s:.0f} s ({load})".removeprefix(": ")
     return Measurement(outcome=Outcome.UNKNOWN, text=text, measured=False)
 
 
 def unknown(text: str, *, measured: bool = True) -> Measurement:
-    """Nothing can be said, and ``text`` says why."""
+    """Return that nothing can be said; ``text`` says why."""
     return Measurement(outcome=Outcome.UNKNOWN, text=text, measured=measured)
 
 

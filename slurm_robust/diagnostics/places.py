@@ -1,4 +1,6 @@
-"""Where parts of tests run: on nodes of a Slurm job, as a step beside the others, or on this node alone."""
+"""The places in which parts of tests run: on nodes of a Slurm job, as a step beside the others, or on this
+node alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Launched(Protocol):
     """One command, started on some nodes."""
 
     def lines(self) -> Iterator[str]:
-        """Whole lines written since the last call."""
+        """Return whole lines written since the last call."""
         ...
 
     def ended(self) -> bool:
@@ -43,7 +45,7 @@ class TestSite(Protocol):
         ...
 
     def addresses(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Return where the nodes reach each other. Raises ``SlurmError``."""
+        """Return the addresses at which the nodes reach each other. Raises ``SlurmError``."""
         ...
 
     def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
@@ -60,7 +62,7 @@ class Output:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """Those written since the last call."""
+        """Yield those written since the last call."""
         while True:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -76,10 +78,10 @@ class SlurmPlace:
     """The nodes of a job. Steps overlap with those that hold the nodes already, and end with their sruns."""
 
     def __init__(self, slurm: SlurmClient, allocation: Allocation, lent: Lent | None = None) -> None:
-        """``lent``: nodes of companions."""
+        """Take ``lent``, the nodes of companions."""
         self._slurm = slurm
         self._lent = lent or Lent(allocation)
-        self._numbers = itertools.count(1)  # also where several tests run at once
+        self._numbers = itertools.count(1)  # also if several tests run in parallel
 
     def gpus(self, node: str) -> int:
         """See the protocol."""

@@ -13,11 +13,11 @@ class Program(Record):
 
     name: str
     needs_s: float
-    """Seconds within which a healthy node ends, unless somebody else keeps it busy."""
+    """Seconds within which a healthy node ends, unless another user keeps it busy."""
     pairs: bool = False
     """Two neighbours run it together."""
     takes_more: bool = False
-    """It tests more where more time is given."""
+    """It tests more if more time is given."""
 
 
 PROGRAMS = (
@@ -94,7 +94,7 @@ def plan(
 
 
 def neighbours(nodes: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Rounds of pairs in which each node meets the one before and the one behind it in the ring.
+    """Return rounds of pairs in which each node meets the one before and the one behind it in the ring.
 
     Two rounds, the second shifted by one node. A ring of an odd number of nodes needs a third, for one pair;
     two nodes are one pair in one round.

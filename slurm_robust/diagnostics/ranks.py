@@ -80,7 +80,7 @@ def _meet(
         timeout=timedelta(seconds=max(1.0, timeout_s)),
     )
     found = body(rank, device)
-    # Nobody may leave while another one still receives from it. No orderly end: the process ends now.
+    # No rank may leave while another one still receives from it. No orderly end: the process ends now.
     dist.barrier()
     return found
 
@@ -100,7 +100,8 @@ def pattern(source: int, target: int, words: int, device: torch.device) -> torch
 
 
 def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: torch.device) -> float:
-    """Return GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing can hasten.
+    """Return Return the GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing
+    can hasten.
 
     Without a GPU it is the CPUs that move the bytes. An exchange in which a rank had to wait for one does
     not count; 0.0 if there was no other: a busy node says nothing of its links.

@@ -44,15 +44,15 @@ class Diagnoser(Protocol):
         ...
 
     def stop(self) -> None:
-        """From any thread, for good: have :meth:`diagnose` end its steps and return with what is known."""
+        """Make :meth:`diagnose` end its steps and return with what is known; from any thread, for good."""
         ...
 
 
 class PlaceDiagnoser:
     """The :class:`Diagnoser` over a :class:`~slurm_robust.diagnostics.places.TestSite`.
 
-    ``tests``: only these, () for all. ``ports``: where groups may meet, for a firewall. ``report`` gets a
-    line for each thing that happens.
+    ``tests``: only these, () for all. ``ports``: those at which groups may meet, for a firewall. ``report``
+    gets a line for each thing that happens.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class _DiagnosticRun:
     def _listen(
         self, round_: DiagnosticRound, launched: Launched, deadline: float, others: list[str]
     ) -> Iterator[PartAnswer]:
-        """Answers as they come, until nothing more can come or the time is over."""
+        """Yield answers as they come, until nothing more can come or the time is over."""
         missing = len(round_.nodes) * len(round_.programs)
         while time.monotonic() < deadline and not self._stopped.wait(_POLL_S):
             ended = launched.ended()

@@ -1,6 +1,6 @@
 """What hazard rules judge: facts of the site, the job, its software and its node; what was not seen is None.
 
-A rule asks by the methods here, which raise :class:`Unseen` for what nobody knows.
+A rule asks by the methods here, which raise :class:`Unseen` for what is not known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Software(Record):
     torch: Version = ()
     nccl: Version = ()
     cuda: Version = ()
-    """Of the CUDA runtime that torch was built for."""
+    """Release of the CUDA runtime that torch was built for."""
 
     driver: Version = ()
 
@@ -46,7 +46,7 @@ class NodeFacts(Record):
     """Those that this node's name in Slurm resolves to here, none for a name that does not resolve."""
 
     speeds: dict[str, tuple[str, float]] = {}
-    """Of its addresses the interface and its bytes per second, where the kernel knows it."""
+    """The interface of each of its addresses, and its bytes per second, if the kernel knows them."""
 
     interfaces: tuple[str, ...] = ()
     hcas: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ class Facts(Record):
     """One record of all that was found."""
 
     config: JobConfig = JobConfig()
-    """The job's settings, the defaults where it has none."""
+    """The job's settings, the defaults if it has none."""
 
     configured: JobConfig | None = None
-    """The same, if somebody has named them."""
+    """The same, if they were named."""
 
     refused: str | None = None
     """What ``srobust run`` would say against its options in the batch script, "" for nothing."""
@@ -81,7 +81,7 @@ class Facts(Record):
     """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
 
     hook_times: dict[str, HookTimes] | None = None
-    """How long prolog and epilog took here, where this user may read the event log."""
+    """How long prolog and epilog took here, if this user may read the event log."""
 
     clock_s: float | None = None
     """How far this host's clock is ahead of slurmctld's."""
@@ -119,7 +119,7 @@ class Facts(Record):
         return known(self.slurm, "slurm.conf").get(key, "")
 
     def number(self, key: str) -> int:
-        """``60 sec``: the number."""
+        """Return the number of ``60 sec``."""
         return known(parse_number(self.setting(key)), key)
 
     def words(self, key: str) -> frozenset[str]:
@@ -127,7 +127,7 @@ class Facts(Record):
         return parse_words(self.setting(key))
 
     def parameter(self, key: str, name: str) -> int | None:
-        """``name=5`` in a list: the number; None if the list has none."""
+        """Return the number of ``name=5`` in a list; None if the list has none."""
         found = re.search(rf"(?:^|,)\s*{name}\s*=\s*(\d+)", self.setting(key), re.IGNORECASE)
         return int(found[1]) if found else None
 
@@ -192,7 +192,7 @@ REQUEUE_DELAY_SINCE = SlurmVersion(major=25, minor=11)
 
 
 def known(value: T | None, name: str) -> T:
-    """``value``; raises :class:`Unseen` for None."""
+    """Return ``value``; raise :class:`Unseen` for None."""
     if value is None:
         raise Unseen(name)
     return value

@@ -60,7 +60,7 @@ class DoctorRequest(Record):
 
     state_bytes: int | None = None
     configured: bool = False
-    """Whether somebody has named the job's settings."""
+    """Whether the job's settings were named."""
 
 
 class _Site(Record):
@@ -140,7 +140,7 @@ def _site(
     try:
         ahead = clock_offset(slurm)
         if environ.get("SLURM_PROCID", "0") != "0":
-            # Of a thousand tasks slurmctld would be asked a thousand times, for the same answers.
+            # For a thousand tasks slurmctld would be asked a thousand times, with the same answers.
             return _Site(clock_s=ahead), ("Slurm but for its clock: task 0 of this step asks it",)
         conf = slurm.config()
         if job_id is not None:
@@ -173,7 +173,7 @@ def hook_times(host: Host) -> dict[str, HookTimes] | None:
 
 
 def _terms(slurm: SlurmClient, site: _Site, submitted: options.Options | None) -> Terms | None:
-    """Those by which the job is preempted; None if nobody is, or they are not known."""
+    """Return the terms by which the job is preempted; None if no job is, or they are not known."""
     of_site = Facts(slurm=site.slurm)
     try:
         if not of_site.preempts:
@@ -198,7 +198,7 @@ def installed(name: str) -> str:
 
 
 def software(host: Host, release: Callable[[str], str] = installed) -> Software:
-    """Of the environment that this program runs in, and of the machine's driver."""
+    """Return the releases of the environment that this program runs in, and of the machine's driver."""
 
     def first(names: Iterable[str]) -> Version:
         return _numbers(next(filter(None, map(release, names)), ""))
@@ -228,7 +228,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
 
 
 def node_of(host: Host, name: str) -> NodeFacts:
-    """This node, from inside of a job's step; ``name`` as Slurm calls it."""
+    """Return this node, from inside a job's step; ``name`` as Slurm calls it."""
     try:
         rooms = budget.limits(SHARED_MEMORY)
     except OSError:
@@ -257,7 +257,9 @@ def _nodes(job: SlurmJob | None, submitted: options.Options | None) -> int | Non
 
 
 def _gpus(site: _Site, submitted: options.Options | None, *, outside: bool) -> bool | None:
-    """Of a job that is not there yet: whether it asks for some, or without any job, the site has some."""
+    """Return whether a job that is not there yet asks for some; without any job, whether the site has
+    some.
+    """
     if site.gpus_per_node is not None:
         return site.gpus_per_node > 0
     given = submitted.given if submitted is not None else {}

@@ -63,7 +63,7 @@ def saved_s(job_id: int) -> float | None:
 
 
 def render(report: HazardReport, *, verbose: bool) -> str:
-    """For a person."""
+    """Render for a person."""
     return "\n".join(_lines(report, verbose=verbose))
 
 

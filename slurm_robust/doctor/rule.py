@@ -57,7 +57,7 @@ class HazardRule(Record, kw_only=True):
     """What it does to a recovery."""
 
     fix: str
-    """What to do; begins with the administrator where users cannot do it."""
+    """What to do; begins with the administrator if users cannot do it."""
 
     source: str
     """Where that is from: a manual page, release notes, a measurement."""
@@ -76,7 +76,7 @@ class Hazard(Record):
     source: str = ""
 
     def line(self) -> str:
-        """In one line, as a warning."""
+        """Return it in one line, as a warning."""
         return f"{self.text}: {self.why}; fix: {self.fix}"
 
 

@@ -57,7 +57,7 @@ class RobustRun(Record):
 
 
 def read(path: Path) -> str:
-    """Raises :class:`CannotRead`."""
+    """Read the script. Raises :class:`CannotRead`."""
     try:
         if not path.is_file():
             raise CannotRead(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
@@ -172,7 +172,7 @@ def commands_of(commands: Sequence[Command], action: str) -> tuple[Command, ...]
 
 
 def _of_function(commands: Sequence[Command], name: str) -> Iterator[Command]:
-    """The commands of a function of the script."""
+    """Yield the commands of a function of the script."""
     inside = False
     for before, command in zip((Command(()), *commands), commands, strict=False):
         inside = (
@@ -225,7 +225,9 @@ def unquoted(word: str) -> str:
 
 
 def start_of(words: Sequence[str]) -> int | None:
-    """Return where the words of a command that follow ``srobust run`` begin; None for another command."""
+    """Return the index at which the words after ``srobust run`` begin in a command; None for another
+    command.
+    """
     for index in range(1, len(words)):
         program = words[index - 1].strip("\"'").rpartition("/")[2]
         module = tuple(words[max(0, index - 2) : index]) == ("-m", "slurm_robust.cli")

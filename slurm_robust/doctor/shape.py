@@ -19,7 +19,7 @@ _RESTARTS = re.compile(r"\$(?:SLURM_RESTART_COUNT\b|\{SLURM_RESTART_COUNT\})")
 
 
 class ScriptShape(Record):
-    """Of a script for a shell."""
+    """The shape of a script for a shell."""
 
     protected: bool = True
     """It calls ``srobust run``."""
@@ -53,7 +53,7 @@ class ScriptShape(Record):
 
 
 def shape_of(script: str) -> ScriptShape | None:
-    """None for a script that is for no shell."""
+    """Return the shape; None for a script that is for no shell."""
     if not re.search(r"sh\b", script.partition("\n")[0]):
         return None
     parsed = shell.parse(script)
@@ -85,7 +85,7 @@ def shape_of(script: str) -> ScriptShape | None:
 
 
 def _waits_once(commands: Sequence[Command]) -> str:
-    """Bash ends a ``wait`` for a trapped signal, runs the trap and goes on behind it."""
+    """Return what to say: bash ends a ``wait`` for a trapped signal, runs the trap and goes on behind it."""
     traps = [words for c in commands if (words := _without_dashes(c.words))[:1] == ("trap",)]
     actions = [
         commands_of(commands, unquoted(words[1]))

@@ -1,9 +1,9 @@
 """What of a summary counts, once Slurm has been asked about the job. Pure.
 
 A summary is the word of a user. It can only lie about that user's own job: which job it is, whose, and which
-nodes the job held comes from Slurm; everything else is clamped to what is possible for that job. Where
-Slurm's accounting does not answer, nodes and times are the job's own word within these bounds, and the entry
-says so (``verified``).
+nodes the job held comes from Slurm; everything else is clamped to what is possible for that job. If Slurm's
+accounting does not answer, nodes and times are the job's own word within these bounds, and the entry says so
+(``verified``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_NUMBER = 2**31 - 1
 
 
 class NodePlace(Record):
-    """Where a node belongs, "" if nobody says."""
+    """Where a node belongs, "" if that is not known."""
 
     type: str = ""
     rack: str = ""
@@ -107,7 +107,9 @@ def held_by(rows: Sequence[AccountingRow], submitted: float, t: float) -> tuple[
 
 
 def submitted_of(spooled: SpooledSummary, now: float) -> int:
-    """When the job was submitted, in whole seconds; what is impossible is replaced by what Slurm told."""
+    """Return when the job was submitted, in whole seconds; what is impossible is replaced by what Slurm
+    told.
+    """
     t = min(spooled.t, now + CLOCKS_S)
     said = spooled.summary.submitted
     latest = t if spooled.started is None else min(t, spooled.started + CLOCKS_S)
@@ -216,7 +218,7 @@ def _rack_in(name: str, rack: str) -> str:
 def _claimed(
     work: Iterable[NodeWork], known: Collection[str] | None, within: Callable[[float], float]
 ) -> Iterator[NodeWork]:
-    """Periods that follow each other, with nodes that there are."""
+    """Yield periods that follow each other, with nodes that there are."""
     latest = -1.0
     for one in sorted(work, key=lambda one: one.start):
         start, end = max(within(one.start), latest), within(one.end)
@@ -264,7 +266,7 @@ def _possible(
 
 
 def _lost(said: Mapping[str, float], most: float) -> dict[str, float]:
-    """Return all incidents of a job together cost no more than the job had."""
+    """Return what was lost: all incidents of a job together cost no more than the job had."""
     found = {}
     for name, seconds in said.items():
         if name in _CLASSES and (seconds := _between(seconds, most)):

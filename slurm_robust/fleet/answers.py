@@ -44,7 +44,9 @@ class TrainingRow(Record):
     """When a job of it was last seen."""
     node_hours: float
     ettr: float | None
-    """Of the time since each job's first start, weighted by nodes; the time between jobs does not count."""
+    """Share of the time since each job's first start, weighted by nodes; the time between jobs does not
+    count.
+    """
     incidents: int
     lost_node_hours: float
 
@@ -68,7 +70,7 @@ class TrainingReport(Record):
     trainings: tuple[TrainingRow, ...]
     """Of that name, one for each user and cluster."""
     jobs: tuple[tuple[JobRow, ...], ...]
-    """Of each of them, oldest first."""
+    """For each of them, oldest first."""
 
 
 class Totals(Record):

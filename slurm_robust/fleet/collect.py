@@ -56,7 +56,7 @@ class Collected(Record):
     kept: int = 0
     """Left in the spool because they cannot be read here."""
     dropped: int = 0
-    """Removed: nobody can read them."""
+    """Removed, since they cannot be read."""
     problems: tuple[str, ...] = ()
 
 
@@ -121,7 +121,7 @@ class _Site:
             self._silent = one_line(error.what)
 
     def entry_of(self, spooled: SpooledSummary, now: float) -> JobEntry | None:
-        """None if the job is better taken later."""
+        """Return the entry; None if the job is better taken later."""
         held = None if self._is_elsewhere(spooled) else self._held(spooled, now)
         if held is not None and not held and now - spooled.t < SLURMDBD_LATE_S:
             return None

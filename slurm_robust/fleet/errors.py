@@ -17,7 +17,7 @@ class NoLibrary(SrobustError):
 
 
 class NoIndex(SrobustError):
-    """No index is named, or there is none yet where one is named."""
+    """No index is named, or the named one is not there yet."""
 
     exit_code = ExitCode.NO_INPUT
 

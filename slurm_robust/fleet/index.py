@@ -75,7 +75,8 @@ class FleetIndex:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``url``: of SQLite or PostgreSQL, or the path of a file. ``create``: make what is not there.
+        """Take ``url``, that of SQLite or PostgreSQL, or the path of a file. ``create``: make what is not
+        there.
 
         ``patience_s``: how long a database may be away; ``lock_s``: how long one attempt waits for the turn
         of another writer. Raises the errors of :mod:`.errors`.
@@ -114,7 +115,7 @@ class FleetIndex:
         return self._patiently(work, writes=False)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """The same for one that changes something, alone among the writers."""
+        """Do the same for work that changes something, alone among the writers."""
         return self._patiently(work, writes=True)
 
     def _patiently(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
@@ -204,7 +205,7 @@ class FleetIndex:
     def add(self, entries: Sequence[JobEntry], places: Mapping[str, NodePlace] | None = None) -> Added:
         """Put the jobs in, each in place of what was known of it; all of them or none.
 
-        ``places``: type and rack of nodes, as far as they are known now. Raises :mod:`.errors`.
+        ``places``: type and rack of the nodes for which they are known now. Raises :mod:`.errors`.
         """
 
         def work(connection: sa.Connection) -> Added:
@@ -243,14 +244,14 @@ class _Adding:
         self._places = places
         self._nodes: dict[tuple[str, str], int] = {}
         self._change: dict[tuple[int, int], list[float]] = {}
-        """By day and node: what is to be added to work, failures and network."""
+        """By day and node: what to add to work, failures and network."""
         self._costs: dict[tuple[int, str], list[float]] = {}
-        """By day and cause: what is to be added to incidents, lost time, recoveries and their time."""
+        """By day and cause: what to add to incidents, lost time, recoveries and their time."""
         self._incidents: list[dict[str, Any]] = []
         self._blames: list[dict[str, Any]] = []
 
     def add(self, entries: Sequence[JobEntry]) -> Added:
-        """Return all of them; the last of several entries of one job counts."""
+        """Add all of them; the last of several entries of one job counts."""
         counts = {"new": 0, "renewed": 0, "unchanged": 0, "older": 0}
         by_key = {(e.cluster, e.job_id, e.submitted): e for e in entries}
         self._learn_nodes(by_key.values())
@@ -285,7 +286,7 @@ class _Adding:
         return "new" if known is None else "renewed"
 
     def _take_away(self, cluster: str, number: int, packed: bytes) -> None:
-        """What an older summary of the job has added."""
+        """Take away what an older summary of the job has added."""
         for table in (schema.blame, schema.incident):
             self._connection.execute(sa.delete(table).where(table.c.job == number))
         old = _unpack(packed)
@@ -357,7 +358,7 @@ class _Adding:
             self._connection.execute(added, part)
 
     def _learn_nodes(self, entries: Iterable[JobEntry]) -> None:
-        """The ids of all nodes of the entries, and what is new of their places."""
+        """Learn the ids of all nodes of the entries, and what is new of their places."""
         names: dict[str, set[str]] = {}
         for entry in entries:
             wanted = names.setdefault(entry.cluster, set())
@@ -407,7 +408,7 @@ def _pack(entry: JobEntry) -> bytes:
 
 
 def _unpack(packed: bytes) -> JobEntry | None:
-    """None for what another release has kept in a way that this one cannot read."""
+    """Return the entry; None for what another release has kept in a way that this one cannot read."""
     try:
         return _entries.decode(zlib.decompressobj().decompress(packed, _MAX_UNPACKED))
     except (zlib.error, *UNREADABLE):
@@ -448,7 +449,7 @@ def _parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _url(text: str) -> sa.URL:
-    """Raises :class:`BadIndexUrl`."""
+    """Parse the URL. Raises :class:`BadIndexUrl`."""
     if text.startswith("/") and "://" not in text:
         return sa.URL.create("sqlite", database=text)
     try:
@@ -509,7 +510,7 @@ def _is_away(error: exc.DBAPIError, text: str) -> bool:
 
 @contextmanager
 def _bounded(connection: sa.Connection) -> Iterator[None]:
-    """Cut the connection where the server neither answers nor goes away: it obeys its own limits no more."""
+    """Cut the connection if the server neither answers nor goes away: it obeys its own limits no more."""
     if connection.dialect.name != "postgresql":
         yield
         return

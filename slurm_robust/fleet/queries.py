@@ -88,7 +88,7 @@ def incidents(connection: sa.Connection, wanted: IncidentFilter) -> tuple[FleetI
 def trainings(
     connection: sa.Connection, since: float, name: str = "", limit: int = MAX_ROWS
 ) -> tuple[TrainingRow, ...]:
-    """Trainings of which a job did anything since ``since``; only those of this ``name``, if any."""
+    """Return trainings of which a job did anything since ``since``; only those of this ``name``, if any."""
     job, incident, training = schema.job, schema.incident, _training(connection)
     key = (job.c.cluster, job.c.user_name, training)
     ours = sa.and_(training == name if name else training != "", job.c["last"] >= since)
@@ -222,7 +222,7 @@ def totals(connection: sa.Connection, since: float) -> Totals:
 
 
 def causes(connection: sa.Connection, since: float, node_hours: float) -> tuple[CauseRow, ...]:
-    """By cause, the most expensive first."""
+    """Return the causes, the most expensive first."""
     costs = schema.cause_day
     many, lost = sa.func.sum(costs.c.incidents), sa.func.sum(costs.c.lost_node_s)
     rows = connection.execute(
@@ -251,7 +251,7 @@ def causes(connection: sa.Connection, since: float, node_hours: float) -> tuple[
 
 
 def groups(connection: sa.Connection, since: float, by: str) -> tuple[GroupRow, ...]:
-    """By the ``type`` or the ``rack`` of nodes; "" for those of which it is not known."""
+    """Return the groups by the ``type`` or the ``rack`` of nodes; "" for those of which it is not known."""
     node, sums = schema.node, _sums(since)
     work_s = sa.func.sum(sums.c.work_s)
     rows = connection.execute(
@@ -286,7 +286,7 @@ def groups(connection: sa.Connection, since: float, by: str) -> tuple[GroupRow, 
 def nodes(
     connection: sa.Connection, since: float, names: Collection[str] = (), limit: int = MAX_ROWS
 ) -> tuple[NodeRow, ...]:
-    """Each node that worked or failed, those with most failures first; only ``names``, if any."""
+    """Return each node that worked or failed, those with most failures first; only ``names``, if any."""
     node, sums = schema.node, _sums(since)
     every = connection.execute(
         sa.select(sa.func.sum(sums.c.failures + sums.c.network), sa.func.sum(sums.c.work_s))
@@ -317,9 +317,9 @@ def nodes(
 
 
 def accusations(connection: sa.Connection, since: float) -> tuple[tuple[str, int, float], ...]:
-    """Node, uid and time of the first incident for which jobs of that user blamed that node.
+    """Return node, uid and time of the first incident for which jobs of that user blamed that node.
 
-    Of one user one: who can write more than one summary must not count for more.
+    Only one per user: who can write more than one summary must not count for more.
     """
     blame, job, node, incident = schema.blame, schema.job, schema.node, schema.incident
     first = sa.func.min(blame.c.seen)
@@ -337,7 +337,7 @@ def accusations(connection: sa.Connection, since: float) -> tuple[tuple[str, int
 def node_failures(
     connection: sa.Connection, since: float, names: Collection[str] | None
 ) -> tuple[int, float]:
-    """Failures with cause ``node``, and node-hours of work, of all nodes or of ``names``."""
+    """Return failures with cause ``node``, and node-hours of work, of all nodes or of ``names``."""
     sums = _sums(since)
     asked = sa.select(sa.func.sum(sums.c.failures), sa.func.sum(sums.c.work_s))
     if names is not None:
@@ -355,7 +355,9 @@ def _training(connection: sa.Connection) -> sa.ColumnElement[str]:
 
 
 def _sums(since: float) -> sa.Subquery:
-    """By node, before anything is joined: whole blocks where they fit, and the days before the first one."""
+    """Return sums by node, before anything is joined: whole blocks if they fit, and the days before the
+    first.
+    """
     day = int(since // DAY_S)
     block = -(-day // schema.BLOCK_DAYS)
     days, blocks = schema.node_day, schema.node_block

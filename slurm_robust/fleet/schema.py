@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 VERSION = 2
-"""Of the tables. A release that changes them raises it, and converts what is older when it opens it to add.
+"""Version of the tables. A release that changes them raises it, and converts what is older when it opens it
+to add.
 
 2: jobs have a training. An index of version 1 is read as if no job had one.
 """
@@ -135,7 +136,7 @@ cause_day = sa.Table(
 
 
 def version_of(connection: sa.Connection) -> int:
-    """Of the tables that are there."""
+    """Return the version of the tables that are there."""
     asked = sa.select(about.c.value).where(about.c.name == "schema_version")
     return int(connection.execute(asked).scalar() or 0)
 

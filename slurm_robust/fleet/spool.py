@@ -44,7 +44,7 @@ class Unusable(Record):
 
 
 def waiting_in(folder: Path) -> Iterator[SpooledFile | Unusable]:
-    """What the spool holds, one after the other; files of other names are none of it.
+    """Yield what the spool holds, one after the other; files of other names are none of it.
 
     Raises :class:`NoIndex` if there is no spool, ``OSError`` if it cannot be listed.
     """

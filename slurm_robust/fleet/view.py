@@ -112,7 +112,7 @@ def incidents_text(rows: Sequence[FleetIncidentRow], limit: int) -> RenderableTy
 
 
 def write_csv(rows: Iterable[FleetIncidentRow]) -> None:
-    """On standard output. No text of a user is a formula for a spreadsheet."""
+    """Write to standard output. No text of a user is a formula for a spreadsheet."""
     names = FleetIncidentRow.__struct_fields__
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(names)
@@ -135,7 +135,7 @@ def _job(row: FleetIncidentRow) -> str:
 
 
 def training_text(name: str, found: TrainingReport) -> RenderableType:
-    """Each training of that name with its jobs."""
+    """Render each training of that name with its jobs."""
     if not found.trainings:
         return f"no job in the fleet index is of a training {one_line(name)}, at least since --since"
     parts: list[RenderableType] = [_trainings(found.trainings)]

@@ -36,13 +36,13 @@ from slurm_robust.wire.epochs import newest_epoch
 
 POLL_S = 0.5
 LAST_S = 15.0
-"""For the last messages of a run."""
+"""Seconds for the last messages of a run."""
 
 REQUEUE_S = 5.0
 """The same if the job is requeued, which Slurm does not begin before; the next run tells what is left."""
 
 UNWRITTEN_S = 10.0
-"""After this time without storage, messages go out though nobody will know that they did."""
+"""After this time without storage, messages go out though no later process will know that they did."""
 
 OUTPUT_S = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -86,7 +86,7 @@ class Teller:
     """Follows the journal of a run and tells people. Ends by itself only if another host has the job."""
 
     def __init__(self, directory: JobDirectory, plan: RunPlan, since: int, after: int, last_s: float) -> None:
-        """``since``, ``after``, ``last_s``: as the options. Raises ``OSError``."""
+        """Take ``since``, ``after`` and ``last_s`` as the options have them. Raises ``OSError``."""
         now = time.time()
         self._directory = directory
         self._plan = plan
@@ -184,7 +184,7 @@ class Teller:
         return newest is None or newest.epoch <= self._after or newest.host == self._host
 
     def _has_work(self) -> bool:
-        """Return whether anything is to be written down or sent."""
+        """Return whether there is anything to write down or to send."""
         at = self._courier.next_at(time.time())
         return (at is not None and at <= time.time()) or self._is_changed(self._courier.record(self._offset))
 

@@ -36,7 +36,7 @@ Environ = Mapping[str, str]
 
 
 class ChannelFailed(Exception):
-    """The message was not sent, as far as is known. Neither text nor fix holds a secret."""
+    """The message was, it seems, not sent. Neither text nor fix holds a secret."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class ChannelFailed(Exception):
         permanent: bool = False,
         unsure: bool = False,
     ) -> None:
-        """``retry_after_s``: the patience that the other side asks for; ``permanent``: another try soon is of
-        no use; ``unsure``: the message may have arrived."""
+        """Take ``retry_after_s``, the patience that the other side asks for; ``permanent``: another try soon
+        is of no use; ``unsure``: the message may have arrived.
+        """
         super().__init__(text)
         self.fix = fix
         self.retry_after_s = retry_after_s
@@ -164,7 +165,7 @@ def compose_mail(message: Message, to: Sequence[str], sender: str | None) -> byt
     if sender is not None:
         mail["From"] = sender
     mail["Date"] = formatdate(localtime=True)
-    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's absence note answers it
+    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no absence note answers it
     for name in ("ID", "SEVERITY", "KIND"):
         if value := message.facts.get(name):
             mail[f"X-Srobust-{name.title()}"] = one_line(value).encode(errors="replace").decode()
@@ -196,7 +197,7 @@ def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Nobody else gets what was meant for the URL that the user gave."""
+    """No other host gets what was meant for the URL that the user gave."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -243,7 +244,7 @@ _REACH = "check that the controller's node reaches the server (https_proxy in th
 
 
 def payload(message: Message) -> bytes:
-    """Return the JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: nobody is
+    """Return the JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: no user is
     mentioned.
     """
     whole = message.text.encode(errors="replace").decode()
@@ -254,7 +255,7 @@ def payload(message: Message) -> bytes:
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> None:
-    """Raises :class:`ChannelFailed`, ``OSError``, ``HTTPException``, ``ValueError``."""
+    """Post it. Raises :class:`ChannelFailed`, ``OSError``, ``HTTPException``, ``ValueError``."""
     until = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json", "User-Agent": "slurm_robust"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
@@ -283,7 +284,7 @@ def _late(timeout_s: float) -> ChannelFailed:
 
 
 def _drain(answer: Any, until: float) -> bytes:
-    """Return the beginning of what is answered, as far as it comes in time."""
+    """Return the beginning of the answer that comes in time."""
     found = b""
     with suppress(OSError, http.client.HTTPException):
         while len(found) < _MAX_ANSWER and time.monotonic() < until:

@@ -58,7 +58,7 @@ class Delivery(Record):
 
 
 class SendFailure(Record):
-    """A message that was not sent, as far as is known."""
+    """A message that was, it seems, not sent."""
 
     text: str
     fix: str = ""
@@ -82,7 +82,7 @@ class _Box:
     failures: int = 0
     under_way: tuple[Notice, ...] = ()  # in the hands of the channel
     saying: int = 0  # how many the message under way says were left out
-    is_lost: bool = False  # it failed in the last call, where another try is of no use
+    is_lost: bool = False  # it failed in the last call, in which another try is of no use
     suspect_until: float = 0.0  # another process may still be sending
     lines: list[str] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class Courier:
         before: Notified,
         now: float,
     ) -> None:
-        """``before``: what an earlier process has written down."""
+        """Take ``before``, what an earlier process has written down."""
         self._job = job
         self._per_hour = per_hour
         self._batch_s = batch_s
@@ -132,7 +132,7 @@ class Courier:
         return orders
 
     def sent(self, channel: str, now: float) -> None:
-        """The message of ``channel`` has arrived."""
+        """Note that the message of ``channel`` has arrived."""
         box = self._boxes[channel]
         if box.failures >= MAX_TRIES or box.state.given_up_until is not None:
             box.lines.append(f"notifications: channel {channel} works again")
@@ -144,7 +144,7 @@ class Courier:
         box.since = now if box.state.waiting else None
 
     def failed(self, channel: str, failure: SendFailure, now: float) -> None:
-        """The message of ``channel`` goes back among those that wait."""
+        """Put the message of ``channel`` back among those that wait."""
         box = self._boxes[channel]
         box.failures += 1
         state = box.state
@@ -175,7 +175,7 @@ class Courier:
         _shorten(box)
 
     def last_call(self, now: float) -> None:
-        """The run is over: what waits is tried once more now, and until the process ends."""
+        """Note that the run is over: what waits is tried once more now, and until the process ends."""
         self._last = True
         for box in self._boxes.values():
             box.not_before = now
@@ -190,7 +190,7 @@ class Courier:
         )
 
     def next_at(self, now: float) -> float | None:
-        """When something is due next, if nothing happens; None if nothing waits."""
+        """Return when something is due next, if nothing happens; None if nothing waits."""
         for box in self._boxes.values():
             _set_clock(box, now)
         found = min((self._due_at(box, now) for box in self._boxes.values()), default=float("inf"))
@@ -202,7 +202,7 @@ class Courier:
         return {name: number for name, number in found.items() if number}
 
     def lines(self) -> list[str]:
-        """Return what is to be said in the job's log since the last call."""
+        """Return what to say in the job's log since the last call."""
         found = [line for box in self._boxes.values() for line in box.lines]
         for box in self._boxes.values():
             box.lines.clear()
@@ -225,11 +225,11 @@ class Courier:
         return sum(t > now - HOUR_S for t in box.state.sent) < self._allowed(box)
 
     def _place_at(self, box: _Box) -> float:
-        """When it does next, where it does not now."""
+        """Return when it does next, if it does not now."""
         return sorted(box.state.sent)[-self._allowed(box)] + HOUR_S
 
     def _allowed(self, box: _Box) -> int:
-        """Messages per hour. One is kept for what is critical."""
+        """Return the messages per hour. One is kept for what is critical."""
         critical = any(notice.severity is Severity.CRITICAL for notice in box.state.waiting)
         return self._per_hour if critical else max(1, self._per_hour - 1)
 
@@ -256,7 +256,7 @@ def _box(route: Route, before: ChannelState | None, now: float) -> _Box:
 
 
 def _set_clock(box: _Box, now: float) -> None:
-    """A clock that was set back must not keep a channel silent."""
+    """Set the clock: one that was set back must not keep a channel silent."""
     if box.since is not None:
         box.since = min(box.since, now)
     box.not_before = min(box.not_before, now + GIVEN_UP_S)
@@ -266,12 +266,12 @@ def _set_clock(box: _Box, now: float) -> None:
 
 
 def _written(box: _Box) -> ChannelState:
-    """Return what is under way is written down as waiting, too: nobody knows yet whether it arrives."""
+    """Return the state. What is under way is written down as waiting, too: it may not arrive."""
     return replace(box.state, waiting=(*box.under_way, *box.state.waiting))
 
 
 def _most_urgent(notices: Sequence[Notice], most: int) -> tuple[Notice, ...]:
-    """So many of them in their order, without the least urgent and of these without the oldest."""
+    """Return so many of them in their order, without the least urgent and of these without the oldest."""
     ranked = sorted(range(len(notices)), key=lambda i: (-notices[i].severity.rank, -i))
     return tuple(notices[i] for i in sorted(ranked[:most]))
 

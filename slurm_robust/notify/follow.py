@@ -21,11 +21,11 @@ class Followed(NamedTuple):
     offset: int
     """The end of its line, in bytes."""
     state: JobState | None = None
-    """Where events before it do not count any more: the state before it."""
+    """If events before it do not count any more: the state before it."""
 
 
 class JournalFollower:
-    """Reads what was added to a journal. What nobody can read is passed over, and so is a torn last line."""
+    """Reads what was added to a journal. What cannot be read is passed over, and so is a torn last line."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self._path = directory.journal
@@ -36,7 +36,7 @@ class JournalFollower:
         """Lines that were passed over: of a newer release, or damaged."""
 
     def read(self) -> Iterator[Followed]:
-        """What is new. Raises ``OSError``."""
+        """Yield what is new. Raises ``OSError``."""
         try:
             if os.stat(self._path).st_size == self._offset:
                 return

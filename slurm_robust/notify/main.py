@@ -35,7 +35,7 @@ _AT_ONCE = 16
 
 
 class NoChannel(SrobustError):
-    """Nobody is to be told."""
+    """There is no one to tell."""
 
     exit_code = ExitCode.CONFIG
     fix = "give channels in the section notify of the job's configuration, see docs/notifications.md"
@@ -123,7 +123,7 @@ def run_test(config: NotifyConfig, cwd: str, job: str, environ: Mapping[str, str
 
 
 def sample(job: str) -> Message:
-    """Return what a test sends: nobody takes it for an incident."""
+    """Return what a test sends, which cannot be taken for an incident."""
     by = f"{_user()} on {socket.gethostname()}"
     notice = Notice(
         key="test",
@@ -153,7 +153,7 @@ def overview(name: str, job_dir: str | None, *, json: bool) -> int:
 
 
 def render_test(report: TestReport) -> RenderableType:
-    """For a person."""
+    """Render for a person."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("channel", "by", "result"):
         table.add_column(name, overflow="fold")
@@ -169,7 +169,7 @@ def render_test(report: TestReport) -> RenderableType:
 
 
 def render(report: Overview) -> RenderableType:
-    """For a person."""
+    """Render for a person."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("channel", "by", "is told", "from"):
         table.add_column(name, overflow="fold")

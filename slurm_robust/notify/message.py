@@ -35,7 +35,7 @@ class Subject(Record):
 
 
 class Message(Record):
-    """What a channel sends at once."""
+    """What a channel sends as one message."""
 
     subject: str
     """One line."""
@@ -71,7 +71,7 @@ def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again
 
 
 def most_urgent(notices: Iterable[Notice]) -> Notice:
-    """Of those with the highest severity the newest."""
+    """Return the newest of those with the highest severity."""
     return max(notices, key=lambda notice: (notice.severity.rank, notice.t))
 
 

@@ -22,7 +22,7 @@ class Narrator:
     """Reads the events of one job in the order of the file, and tells what people want to know of them."""
 
     def __init__(self, name: str = "JOB") -> None:
-        """``name``: of the job, as commands of ours take it."""
+        """Take ``name``, that of the job as our commands take it."""
         self._name = name
         self._state = JobState()
         self._wanted = 0  # standbys
@@ -137,7 +137,7 @@ class Narrator:
         )
 
     def _standbys(self, event: ev.AnyEvent) -> Iterator[Notice]:
-        """Their number has changed and is, or was, less than the job asked for."""
+        """Yield a notice if their number has changed and is, or was, less than the job asked for."""
         state = self._state
         left = tuple(node for node in state.spares if node not in state.aside)
         before, self._had = self._had, len(left)

@@ -1,6 +1,6 @@
 """The one reader of secrets: the URLs of webhooks, from a file of the user's or from the environment.
 
-Nothing but :class:`Secret` passes them on, and that shows its value to nobody who does not ask for it.
+Nothing but :class:`Secret` passes them on, and that shows its value only to code that asks for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Secret:
         return self._value
 
     def hide(self, text: str) -> str:
-        """``text`` without the secret or a part of it between slashes, as an answer may quote it."""
+        """Return ``text`` without the secret or a part of it between slashes, as an answer may quote it."""
         parts = [self._value, *self._value.replace("?", "/").replace("&", "/").split("/")]
         for part in sorted(parts, key=len, reverse=True):
             if len(part) >= _MIN_PART:

@@ -38,7 +38,7 @@ LDCONFIG_S = 30.0
 def claimed(folder: StateFolder) -> Iterator[None]:
     """Make the state folder and hold it locked in the block. Raises :class:`AlreadyUp`, :class:`NotOurs`.
 
-    What a crash left there is removed first: a folder that nobody has locked and no process runs in.
+    What a crash left there is removed first: a folder that is not locked and that no process runs in.
     """
     if folder.path.exists() and not procs.sandbox_processes(folder.path) and _lockable(folder.path):
         take_down(folder.name)
@@ -104,7 +104,9 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
 
 
 def _copy_etc(folder: StateFolder, config: SandboxConfig) -> None:
-    """The machine's /etc as it is now: what is installed there while the sandbox runs does not reach it."""
+    """Copy the machine's /etc as it is now: what is installed there while the sandbox runs does not reach
+    it.
+    """
     command = ["cp", "--archive", "--one-file-system", "/etc", str(folder.node_etc)]
     # A file that disappears meanwhile does no harm: what the sandbox needs is written below.
     subprocess.run(command, check=False, capture_output=True, timeout=COPY_S)
@@ -126,7 +128,7 @@ def _copy_etc(folder: StateFolder, config: SandboxConfig) -> None:
 
 
 def _make_gpus(folder: StateFolder, config: SandboxConfig) -> None:
-    """Device files for Slurm, and a stand-in of NVIDIA's library with a state for each node."""
+    """Make device files for Slurm, and a stand-in of NVIDIA's library with a state for each node."""
     for index in range(config.gpus_per_node):
         device = folder.devices / f"gpu{index}"
         # The null device: it takes and forgets every write, and every machine allows it.
@@ -197,7 +199,7 @@ def launch_init(folder: StateFolder, view: SandboxView) -> None:
 
 
 def boot(view: SandboxView, progress: Progress) -> None:
-    """From a filled folder to a cluster whose slurmds are started. Raises :class:`BootFailed`."""
+    """Boot from a filled folder to a cluster whose slurmds are started. Raises :class:`BootFailed`."""
     config, control = view.config, view.control
     progress("switch")
     launch_init(view.folder, view)
@@ -239,7 +241,7 @@ class _Work(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """The task, with whatever it raised kept."""
+        """Run the task and keep whatever it raised."""
         try:
             self._task()
         except BaseException as error:  # noqa: BLE001  # raised again by check() in the waiting thread
@@ -252,7 +254,7 @@ class _Work(threading.Thread):
 
 
 def _start_database(view: SandboxView, head: int, progress: Progress) -> None:
-    """MariaDB, slurmdbd, then the cluster, its account and its users in one call of sacctmgr."""
+    """Start MariaDB, slurmdbd, then add the cluster, its account and its users in one call of sacctmgr."""
     progress("MariaDB and slurmdbd")
     prepare_database(view.folder.database)
     view.control.start(HEAD, "mariadbd")

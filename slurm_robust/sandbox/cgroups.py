@@ -72,7 +72,7 @@ def _mount_all() -> None:
 
 
 def _remove(tree: Path) -> None:
-    """``tree`` and the groups in it, if no process is in any of them."""
+    """Remove ``tree`` and the groups in it, if no process is in any of them."""
     folders = [path for path, _, _ in os.walk(tree, topdown=False)]
     if not any(Path(folder, "cgroup.procs").read_text() for folder in folders):
         for folder in folders:

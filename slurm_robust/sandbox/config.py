@@ -12,7 +12,7 @@ from typing import Any
 from slurm_robust.sandbox.errors import InvalidSandbox
 
 HEAD = "head"
-"""Name of the node that runs slurmctld, slurmdbd, MariaDB and munged, and where users submit."""
+"""Name of the node that runs slurmctld, slurmdbd, MariaDB and munged, and on which users submit."""
 
 CLUSTER = "sandbox"
 PARTITION = "main"
@@ -20,7 +20,7 @@ ACCOUNT = "users"
 NETWORK = ipaddress.IPv4Network("10.77.0.0/16")
 FIRST_UID = 10001
 INSIDE = "/run/srobust-sandbox"
-"""Where the state folder is seen on every node of the sandbox, wherever it lies on the machine."""
+"""The path of the state folder on every node of the sandbox, wherever it lies on the machine."""
 
 MAX_NODES = 512
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -116,8 +116,8 @@ class SandboxConfig:
         return str(NETWORK[index])
 
     def uid(self, user: str) -> int:
-        """Return uid, and gid, of one of ``users``; 0 for root. Raises :class:`InvalidSandbox` for anybody
-        else.
+        """Return uid, and gid, of one of ``users``; 0 for root. Raises :class:`InvalidSandbox` for any other
+        name.
         """
         if user == "root":
             return 0
@@ -126,7 +126,7 @@ class SandboxConfig:
         return FIRST_UID + self.users.index(user)
 
     def to_json(self) -> str:
-        """As JSON text, for the state folder."""
+        """Encode it as JSON text, for the state folder."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod

@@ -16,7 +16,7 @@ ORDER_TIMEOUT_S = 20.0
 class Control:
     """Client of the sandbox's PID 1. Each call is one connection, bounded in time.
 
-    Every method raises :class:`NotUp` when nobody listens and :class:`SandboxError` when the order
+    Every method raises :class:`NotUp` if no process listens and :class:`SandboxError` when the order
     is refused or not answered in time.
     """
 
@@ -41,7 +41,7 @@ class Control:
         self._order(order="link", node=node, connected=connected)
 
     def nodes(self) -> dict[str, _RackNode]:
-        """Power and network of every node that was ever booted."""
+        """Return power and network of every node that was ever booted."""
         raw = self._order(order="state")["nodes"]
         assert isinstance(raw, dict)
         return {name: _RackNode(**fields) for name, fields in raw.items()}

@@ -17,7 +17,7 @@ _UNFINISHED = "installing-"
 
 
 def cache_folder() -> Path:
-    """``$SROBUST_SANDBOX_CACHE``, else /var/cache/srobust-sandbox."""
+    """Return ``$SROBUST_SANDBOX_CACHE``, else /var/cache/srobust-sandbox."""
     return Path(os.path.abspath(os.environ.get("SROBUST_SANDBOX_CACHE") or DEFAULT_CACHE))
 
 
@@ -38,7 +38,7 @@ def _version() -> str:
 
 
 def _install(template: Path) -> None:
-    """Make the template beside its place, then rename it: two sandboxes may boot at once."""
+    """Make the template beside its place, then rename it: two sandboxes may boot at the same time."""
     template.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     _remove_abandoned(template.parent)
     with tempfile.TemporaryDirectory(dir=template.parent, prefix=f"{_UNFINISHED}{os.getpid()}-") as made:
@@ -52,7 +52,7 @@ def _install(template: Path) -> None:
                 "--user=root",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
-                # Else it fails where /etc/hosts names neither this machine nor localhost.
+                # Else it fails if /etc/hosts names neither this machine nor localhost.
                 "--force",
                 "--innodb-log-file-size=8M",
             ],
@@ -80,7 +80,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _copy(template: Path, target: Path) -> None:
-    # cp clones where the file system can and keeps holes, which shutil does not.
+    # cp clones if the file system can, and keeps holes, which shutil does not.
     subprocess.run(
         ["cp", "--archive", "--reflink=auto", "--sparse=always", f"{template}/.", str(target)],
         timeout=INSTALL_TIMEOUT_S,

@@ -4,7 +4,7 @@ SandboxError
  ├─ InvalidSandbox       a name or setting that cannot work (also a ValueError)
  ├─ RequirementMissing   this machine lacks a right or a program
  ├─ AlreadyUp            a sandbox of that name exists
- ├─ NotOurs              a folder in its place was made by somebody else
+ ├─ NotOurs              a folder in its place was not made by a sandbox
  ├─ NotUp                no sandbox of that name runs
  ├─ NotThere             it has no such node, rank, log or GPU
  ├─ BootFailed           a part of it did not come up in time
@@ -42,7 +42,7 @@ class AlreadyUp(SandboxError):
 
 
 class NotASandbox(SandboxError):
-    """Where its folder should be is one that no sandbox made."""
+    """In place of its folder is one that no sandbox made."""
 
 
 class NotUp(SandboxError):

@@ -23,7 +23,7 @@ _REPEATED = ("nodename", "partitionname", "nodeset", "downnodes", "include")
 
 
 def slurm_conf(config: SandboxConfig) -> str:
-    """slurm.conf. The user's lines replace those of the same key, or add to lists."""
+    """Return slurm.conf. The user's lines replace those of the same key, or add to lists."""
     auth = f"socket={MUNGE_SOCKET}"
     if config.cred_expire_s is not None:
         auth += f",cred_expire={config.cred_expire_s}"
@@ -74,7 +74,7 @@ def slurm_conf(config: SandboxConfig) -> str:
 
 
 def gres_conf(config: SandboxConfig) -> str:
-    """gres.conf: the fake GPU devices of every node; empty without GPUs."""
+    """Return gres.conf: the fake GPU devices of every node; empty without GPUs."""
     if not config.gpus_per_node:
         return ""
     last = config.gpus_per_node - 1
@@ -83,7 +83,7 @@ def gres_conf(config: SandboxConfig) -> str:
 
 
 def cgroup_conf(config: SandboxConfig, version: tuple[int, int]) -> str:
-    """cgroup.conf for the given Slurm release (year, month).
+    """Return cgroup.conf for the given Slurm release (year, month).
 
     Before 24.11 a plugin must be named. cgroup/v1 only asks that something be mounted on
     /sys/fs/cgroup, which holds on every machine, since each node mounts an empty tmpfs there.
@@ -94,7 +94,7 @@ def cgroup_conf(config: SandboxConfig, version: tuple[int, int]) -> str:
 
 
 def slurmdbd_conf() -> str:
-    """slurmdbd.conf. slurmdbd refuses it unless its mode is 0600."""
+    """Return slurmdbd.conf. slurmdbd refuses it unless its mode is 0600."""
     settings = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={MUNGE_SOCKET}",
@@ -113,7 +113,7 @@ def slurmdbd_conf() -> str:
 
 
 def topology_conf(config: SandboxConfig) -> str:
-    """topology.conf: one leaf switch per ``leaf_size`` nodes below one spine; empty without it."""
+    """Return topology.conf: one leaf switch per ``leaf_size`` nodes below one spine; empty without it."""
     if config.leaf_size is None:
         return ""
     names = config.node_names
@@ -146,7 +146,7 @@ def _accounting(config: SandboxConfig) -> dict[str, str]:
 
 
 def _node_line(config: SandboxConfig, node: str) -> str:
-    # Two sockets like a GPU server, where the number of CPUs allows it.
+    # Two sockets like a GPU server, if the number of CPUs allows it.
     sockets = 2 if config.cpus % 2 == 0 else 1
     gres = f" Gres=gpu:h200:{config.gpus_per_node}" if config.gpus_per_node else ""
     return (
@@ -195,12 +195,12 @@ def group(config: SandboxConfig, machine: str) -> str:
 
 
 def hosts(config: SandboxConfig) -> str:
-    """/etc/hosts: every node of the sandbox, and nothing else."""
+    """Return /etc/hosts: every node of the sandbox, and nothing else."""
     return _join(["127.0.0.1 localhost"], [f"{config.address(node)} {node}" for node in config.all_names])
 
 
 def nsswitch() -> str:
-    """/etc/nsswitch.conf without DNS and directory services.
+    """Return /etc/nsswitch.conf without DNS and directory services.
 
     torch's TCPStore looks every peer up backwards: an unreachable name server costs 20 s per start.
     """
@@ -208,7 +208,7 @@ def nsswitch() -> str:
 
 
 def profile(path: str) -> str:
-    """~/.profile and ~/.bashrc of a user: a login shell resets PATH, so it is set again."""
+    """Return ~/.profile and ~/.bashrc of a user: a login shell resets PATH, so it is set again."""
     return f"export PATH={path}\n"
 
 

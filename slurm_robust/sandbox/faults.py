@@ -51,15 +51,15 @@ class Faults:
     # -- ranks -------------------------------------------------------------------------------------
 
     def kill_rank(self, job_id: int, rank: int) -> PlantedFault:
-        """SIGKILL to the worker of one rank."""
+        """Send SIGKILL to the worker of one rank."""
         return self._signal_rank("kill-rank", job_id, rank, signal.SIGKILL)
 
     def stop_rank(self, job_id: int, rank: int) -> PlantedFault:
-        """SIGSTOP to the worker of one rank: it hangs, with its connections open."""
+        """Send SIGSTOP to the worker of one rank: it hangs, with its connections open."""
         return self._signal_rank("stop-rank", job_id, rank, signal.SIGSTOP)
 
     def continue_rank(self, job_id: int, rank: int) -> PlantedFault:
-        """SIGCONT to the worker of one rank: undoes :meth:`stop_rank`."""
+        """Send SIGCONT to the worker of one rank: undoes :meth:`stop_rank`."""
         return self._signal_rank("continue-rank", job_id, rank, signal.SIGCONT)
 
     def rank_pid(self, job_id: int, rank: int) -> int:
@@ -75,7 +75,7 @@ class Faults:
     # -- nodes -------------------------------------------------------------------------------------
 
     def power_cut(self, node: str) -> PlantedFault:
-        """Return the node is dead immediately: no process ends in order, no packet leaves. Undo:
+        """Cut the power: the node is dead immediately, no process ends in order, no packet leaves. Undo:
         :meth:`boot`.
         """
         self._need_node(node, on=True)
@@ -112,7 +112,7 @@ class Faults:
     # -- daemons -----------------------------------------------------------------------------------
 
     def kill_slurmd(self, node: str) -> PlantedFault:
-        """SIGKILL to the node's slurmd; jobs and their steps go on. Undo: :meth:`start_slurmd`."""
+        """Send SIGKILL to the node's slurmd; jobs and their steps go on. Undo: :meth:`start_slurmd`."""
         self._need_node(node, on=True)
         pid = self._daemon(node, "slurmd")
         fault = self._record("kill-slurmd", node)
@@ -128,7 +128,7 @@ class Faults:
         return fault
 
     def kill_slurmctld(self) -> PlantedFault:
-        """SIGKILL to slurmctld. Undo: :meth:`start_slurmctld`."""
+        """Send SIGKILL to slurmctld. Undo: :meth:`start_slurmctld`."""
         pid = self._daemon(HEAD, "slurmctld")
         fault = self._record("kill-slurmctld", HEAD)
         self._view.folder.forgotten.touch()
@@ -162,7 +162,7 @@ class Faults:
         if path.rstrip("/") not in FILLABLE:
             raise FaultRefused(f"{path} is not a node's own disk; there are: {', '.join(FILLABLE)}")
         file = f"/proc/{self._view.node_pid(node)}/root{PurePosixPath(path)}/{FILL_NAME}"
-        # Anybody may write there: never follow a link that somebody left under this name.
+        # Every user may write there: never follow a link that was left under this name.
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         except OSError as error:

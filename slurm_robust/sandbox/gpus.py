@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
 STATE_VARIABLE = "SROBUST_NVML_STATE"
 STATE_FOLDER = "/run/srobust-gpus"
-"""Where the library looks for its state without the variable."""
+"""The place in which the library looks for its state without the variable."""
 
 STATE_FILE = "state"
 
@@ -40,7 +40,7 @@ def library(cache: Path) -> Path:
 
 
 def _compile(folder: Path) -> None:
-    """Beside its place, then renamed: two sandboxes may boot at once."""
+    """Compile it beside its place, then rename it: two sandboxes may boot at the same time."""
     compiler = shutil.which("cc")
     if compiler is None:
         raise RequirementMissing(
@@ -79,7 +79,7 @@ class StandInGpus:
         self._count = count
 
     def uuid(self, index: int) -> str:
-        """Return unique over all nodes."""
+        """Return a UUID that is unique over all nodes."""
         digest = hashlib.sha256(f"{self._node}/{index}".encode()).hexdigest()
         return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 

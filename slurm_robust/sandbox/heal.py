@@ -140,7 +140,7 @@ def _sweep(sandbox: Sandbox) -> None:
                 pass  # It ended by itself.
         procs.wait_gone(left, 5.0)
         for path in FILLABLE:
-            # Not what is mounted below: that is bound from the machine, and somebody's own.
+            # Not what is mounted below: that is bound from the machine, and belongs to a user.
             folder = f"/proc/{sandbox.node_pid(node)}/root{path}"
             command = ["find", folder, "-xdev", "-mindepth", "1", "-depth", "-delete"]
             subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=EMPTY_S)

@@ -79,7 +79,7 @@ class Rack:
         }
 
     def boot(self, name: str) -> int:
-        """Power on. Raises ``ValueError`` for a node that does not exist or is on already."""
+        """Power a node on. Raises ``ValueError`` for a node that does not exist or is on already."""
         if name not in self._mounts:
             raise ValueError(f"no node {name!r}; there are: {', '.join(self._config.all_names)}")
         known = self._nodes.get(name)
@@ -109,7 +109,7 @@ class Rack:
         return pid
 
     def _become(self, name: str, orders: socket.socket) -> None:
-        """In the fork: be the node, or die with the reason in init.log."""
+        """Become the node, in the fork, or die with the reason in init.log."""
         try:
             run_node(self._config, name, self._mounts[name], orders)
         except BaseException:  # noqa: BLE001  # the fork must never return into the switch's own loop
@@ -119,7 +119,7 @@ class Rack:
             os._exit(1)
 
     def power_cut(self, name: str) -> None:
-        """Cable first, so that no FIN leaves; then SIGKILL to the node's PID 1."""
+        """Cut the cable first, so that no FIN leaves; then send SIGKILL to the node's PID 1."""
         node = self._on(name)
         subprocess.run(["ip", "link", "set", f"v-{name}", "nomaster"], check=False, timeout=IP_TIMEOUT_S)
         pid, node.pid, node.connected = node.pid, 0, False
@@ -144,11 +144,11 @@ class Rack:
         return self._on(name).call({"start": daemon, "args": args}, NODE_BOOT_S)
 
     def state(self) -> dict[str, object]:
-        """As :meth:`Control.nodes` reads it."""
+        """Return the state as :meth:`Control.nodes` reads it."""
         return {n: {"pid": node.pid, "connected": node.connected} for n, node in self._nodes.items()}
 
     def lost(self, pid: int) -> None:
-        """A child was reaped: if it was a node's PID 1, the node is off now."""
+        """Note that a child was reaped: if it was a node's PID 1, the node is off now."""
         for node in self._nodes.values():
             if node.pid == pid:
                 node.pid, node.connected = 0, False

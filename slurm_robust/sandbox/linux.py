@@ -47,7 +47,7 @@ def setns(fd: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
-    """mount(2). Raises ``OSError`` that names source and target."""
+    """Call mount(2). Raises ``OSError`` that names source and target."""
     result = _libc().mount(
         source.encode(),
         target.encode(),
@@ -74,14 +74,14 @@ class MountSpec:
 
     target: str
     source: str = ""
-    """Of a bind; empty for a tmpfs."""
+    """For a bind; empty for a tmpfs."""
 
     read_only: bool = False
     options: str = ""
 
 
 def fork_into_pid_namespace() -> int:
-    """``os.fork`` whose child is PID 1 of a new PID namespace and a child of this process.
+    """Call ``os.fork`` so that the child is PID 1 of a new PID namespace and a child of this process.
 
     The caller's own namespace for later children stays as it was.
     """

@@ -103,6 +103,6 @@ def closed_to_others(path: str) -> bool:
 
 
 def _ancestors(path: str) -> list[str]:
-    """From the top down, without ``/`` and without ``path`` itself."""
+    """Return them from the top down, without ``/`` and without ``path`` itself."""
     parts = path.strip("/").split("/")[:-1]
     return ["/" + "/".join(parts[: i + 1]) for i in range(len(parts))]

@@ -121,9 +121,7 @@ def runs_init(pid: int, state: Path) -> bool:
 
 
 def sandbox_init(state: Path) -> int | None:
-    """Return the machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested
-    node.
-    """
+    """Return the machine's pid of the sandbox's PID 1: the one of its processes that is no nested node."""
     candidates = []
     for process in filter(None, map(read_process, sandbox_processes(state))):
         if len(process.nspids) > 1 and process.nspids[-1] == 1:
@@ -175,7 +173,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def find_rank(processes: Iterable[SandboxProcess], job_id: int, rank: int) -> SandboxProcess | None:
-    """Return the worker of one rank: of all processes that carry its mark, the one whose parent does not.
+    """Return the worker of one rank: the process that carries its mark and whose parent does not.
 
     The mark is ``RANK`` in the environment, or the name ``srobust-rank<R>`` that forked workers give
     themselves, together with ``SLURM_JOB_ID``. Helpers that a worker forks carry the same mark.

@@ -127,7 +127,7 @@ class Sandbox(SandboxView):
     def submit(
         self, script: str | Path, *args: str, options: Sequence[str] = (), user: str | None = None
     ) -> int:
-        """``sbatch options script args`` on the head node, in the user's home; returns the job id.
+        """Run ``sbatch options script args`` on the head node, in the user's home; returns the job id.
 
         A script of this machine is copied into the user's home first, unless it is there already; one
         that this machine does not have is a path inside. Raises :class:`ExecFailed`.
@@ -149,7 +149,7 @@ class Sandbox(SandboxView):
         return f"/home/{user}/{script.name}"
 
     def node_states(self) -> dict[str, str]:
-        """Slurm's state of every node in sinfo's long form (``idle``, ``down*``, ``drained`` ...)."""
+        """Return Slurm's state of every node in sinfo's long form (``idle``, ``down*``, ``drained`` ...)."""
         done = self.exec(["sinfo", "--noheader", "--Node", "--format=%N %T"], user="root", timeout_s=30)
         return dict(line.split(None, 1) for line in done.stdout.splitlines() if line.strip())
 

@@ -33,7 +33,7 @@ def service(node: str, name: str, args: tuple[str, ...] = ()) -> Service:
 
 
 def head_services() -> dict[str, Service]:
-    """Daemons of the head node, in the order of their start."""
+    """Return the daemons of the head node, in the order of their start."""
     env = {"PATH": SYSTEM_PATH, "SLURM_CONF": SLURM_CONF}
     return {
         "munged": Service(
@@ -80,11 +80,11 @@ def head_services() -> dict[str, Service]:
 
 
 def node_services(node: str) -> dict[str, Service]:
-    """Daemons of a compute node."""
+    """Return the daemons of a compute node."""
     env = {"PATH": SYSTEM_PATH, "SLURM_CONF": SLURM_CONF}
     return {"slurmd": Service(("slurmd", "-D"), f"{INSIDE}/log/slurmd-{node}.out", env)}
 
 
 def user_path(prefix: str) -> str:
-    """PATH of all users inside, beginning with the environment that runs srobust."""
+    """Return PATH of all users inside, beginning with the environment that runs srobust."""
     return os.path.join(prefix, "bin") + ":" + SYSTEM_PATH

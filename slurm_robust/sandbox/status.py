@@ -51,7 +51,7 @@ class SandboxStatus:
         )
 
     def to_json(self) -> str:
-        """As one JSON object."""
+        """Encode it as one JSON object."""
         return as_json(asdict(self) | {"healthy": self.healthy})
 
 
@@ -80,7 +80,7 @@ def read_status(sandbox: Sandbox) -> SandboxStatus:
 
 
 def list_line(name: str) -> str:
-    """One line about a sandbox, for ``srobust sandbox list``."""
+    """Return one line about a sandbox, for ``srobust sandbox list``."""
     folder = StateFolder(name)
     try:
         config = SandboxConfig.from_json(folder.config.read_text())

@@ -46,7 +46,7 @@ def _has_cgroups(folder: StateFolder) -> bool:
 
 
 def _kill(begun: tuple[int, ...], deadline: float, name: str) -> None:
-    """SIGKILL to the inits; returns when they and all that the kernel kills with them are gone."""
+    """Send SIGKILL to the inits; returns when they and all that the kernel kills with them are gone."""
     ours = procs.pid_namespace(os.getpid())
     doomed = set(begun)
     for init in begun:
@@ -115,7 +115,7 @@ def _rmtree(path: Path) -> bool:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C and the like are ignored in the block: a second one must not stop the clean-up."""
+    """Ignore Ctrl-C and the like in the block: a second one must not stop the clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread change handlers, and interrupts no other.
         return

@@ -31,7 +31,7 @@ def run(part: TestPart) -> Measurement:
 
 
 def gather(rank: int, device: torch.device) -> Measurement:
-    """One rank's part."""
+    """Run one rank's part."""
     words = _GPU_WORDS if device.type == "cuda" else _CPU_WORDS
     world = dist.get_world_size()
     sent = pattern(rank, world, words, device)

@@ -1,4 +1,4 @@
-"""NVIDIA's own tests, where they are installed: ``dcgmi diag``, and with much time its EUD.
+"""NVIDIA's own tests, if they are installed: ``dcgmi diag``, and with much time its EUD.
 
 They have been seen to leave clocks changed (EUD removes a frequency lock), which makes a GPU slow for every
 job after it. So settings are read before and put back afterwards.
@@ -32,7 +32,7 @@ def run(part: TestPart) -> Measurement:
     level = next(level for seconds, level in _LEVELS if part.limit_s >= seconds)
     with restored() as trouble:
         found = _diag(program, level, max(1.0, part.limit_s - 2.0))
-    # Not a fault of the GPU, but somebody must know.
+    # Not a fault of the GPU, but a person must know.
     text = "; ".join((found.text, *trouble)).strip("; ")
     return msgspec.structs.replace(found, text=text, value=f"level {level}")
 
@@ -60,7 +60,7 @@ def read(output: str) -> Measurement:
 
 
 def _results(report: dict[str, list[dict[str, list[dict[str, object]]]]]) -> Iterator[tuple[str, str]]:
-    """Status and text of every result of every test."""
+    """Yield status and text of every result of every test."""
     for category in report["test_categories"]:
         for test in category["tests"]:
             results = test["results"]
@@ -71,7 +71,7 @@ def _results(report: dict[str, list[dict[str, list[dict[str, object]]]]]) -> Ite
 
 
 def _text(value: object) -> str:
-    """Text, a list of texts, or a list of objects with one, as the release has it."""
+    """Return the text: a text, a list of texts, or a list of objects with one, as the release has it."""
     if isinstance(value, list):
         return "; ".join(filter(None, map(_text, value)))
     if isinstance(value, dict):
@@ -93,7 +93,7 @@ class GpuSettings(Record):
 def restored(nvml: Any = None) -> Iterator[list[str]]:
     """Put back what the block changes of the GPUs' settings; yields a list that gets what stays changed.
 
-    ``nvml`` is ``pynvml`` or what behaves like it. Where there is no driver, nothing is done.
+    ``nvml`` is ``pynvml`` or what behaves like it. Without a driver, nothing is done.
     """
     if nvml is None:
         nvml = importlib.import_module("pynvml")

@@ -136,7 +136,7 @@ def walk(device: torch.device, chunks: int, words: int) -> str:
 
 
 def _whole_numbers(most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two matrices of whole numbers from -most to most, by arithmetic that no release can change."""
+    """Return two matrices of whole numbers from -most to most, by arithmetic that no release can change."""
     row, column = torch.arange(_SIDE)[:, None], torch.arange(_SIDE)[None, :]
     left = row * row * 31 + column * 17 + row * column * 7
     right = row * 13 + column * column * 29 + row * column * 11 + 5

@@ -1,4 +1,4 @@
-"""The node's checks, as far as the job's user can run them, once: a part of the quick test."""
+"""The node's checks that the job's user can run, once: a part of the quick test."""
 
 from __future__ import annotations
 

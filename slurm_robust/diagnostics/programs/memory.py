@@ -11,7 +11,7 @@ import psutil
 from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart, failed
 from slurm_robust.util.proc import memory_cgroups
 
-_SHARE = 1 / 16  # of what is available: the node is somebody's
+_SHARE = 1 / 16  # of what is available: other processes may need memory
 _MAX_BYTES = 8 << 30  # bytes
 _CHUNK = 1 << 26  # bytes
 _SECONDS = 10.0
@@ -38,7 +38,7 @@ def available() -> int:
 
 
 def walk(chunks: int, words: int, until: float) -> Measurement:
-    """Fill up to ``chunks`` of ``words`` of 64 bits; less where ``time.monotonic()`` passes ``until``."""
+    """Fill up to ``chunks`` of ``words`` of 64 bits; less if ``time.monotonic()`` passes ``until``."""
     held: list[Words] = []
     for pattern in _PATTERNS:
         for number in range(chunks):

@@ -44,7 +44,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * _WIDTH, _WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One layer."""
+        """Apply one layer."""
         batch, length, _ = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, length, 3, _HEADS, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind()

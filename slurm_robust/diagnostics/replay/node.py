@@ -1,6 +1,6 @@
 """``python -m slurm_robust.diagnostics.replay.node``: one node's part of a group, started by srun.
 
-The first node of the group chooses the port where its ranks meet and leaves it in the group's folder. Each
+The first node of the group chooses the port at which its ranks meet and leaves it in the group's folder. Each
 node then starts its ranks and adds to each one's digests how it ended. What the ranks left in the folder is
 gathered by :func:`group_run`, on the controller's side.
 """
@@ -61,7 +61,7 @@ class ReplayTask(Record):
     kind: CommandKind
     command: tuple[str, ...]
     cwd: str
-    """Where the script runs."""
+    """The folder in which the script runs."""
     ports: tuple[int, ...] = (0,)
     """Those to meet at, (0,) for any free one."""
 
@@ -72,7 +72,7 @@ class ReplayTask(Record):
 
 
 def main() -> int:
-    """Run this node's ranks to their end; 0 however they ended, 3 if nobody said in time where to meet."""
+    """Run this node's ranks to their end; 0 however they ended, 3 if no address to meet at came in time."""
     task = msgspec.json.decode(sys.argv[1], type=ReplayTask)
     deadline = time.monotonic() + task.limit_s
     folder = Path(task.folder)
@@ -101,7 +101,7 @@ def _announce(folder: Path, name: str, port: int) -> None:
 
 
 def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
-    """Return address and port of rank 0; None when they do not come in time."""
+    """Wait for address and port of rank 0; None if they do not come in time."""
     while _RENDEZVOUS not in os.listdir(folder):
         if time.monotonic() > deadline:
             return None
@@ -162,12 +162,12 @@ _FAILED = "failed"
 
 
 def trace_path(folder: Path, rank: int) -> Path:
-    """Return the digests of one rank."""
+    """Return the path of one rank's digests."""
     return folder / f"rank-{rank:05d}.jsonl"
 
 
 def output_path(folder: Path, rank: int) -> Path:
-    """Return what one rank printed, for people."""
+    """Return the path of what one rank printed, for people."""
     return folder / f"rank-{rank:05d}.log"
 
 
@@ -226,7 +226,7 @@ def _failure(folder: Path, nodes: Sequence[str], nproc: int, ranks: Sequence[Seq
 
 
 def _exit(rank: int, code: int, tail: tuple[str, ...] = ()) -> WorkerExit:
-    """``code`` is negative for a signal."""
+    """Return the exit; ``code`` is negative for a signal."""
     if code < 0:
         return WorkerExit(rank=rank, signal=-code, tail=tail)
     return WorkerExit(rank=rank, code=code, tail=tail)
@@ -237,7 +237,7 @@ def _has_ended(lines: Sequence[Line]) -> bool:
 
 
 def _oddity(lines: Sequence[Line]) -> str:
-    """What is wrong though all ranks ended in order."""
+    """Return what is wrong though all ranks ended in order."""
     steps = [line for line in lines if isinstance(line, Gradients | Loss)]
     if not any(isinstance(line, Gradients) for line in steps):
         return "it ended before the first optimizer step"
@@ -250,7 +250,7 @@ def _oddity(lines: Sequence[Line]) -> str:
 
 
 def _steps(ranks: Sequence[Sequence[Line]]) -> tuple[str, ...]:
-    """For each step a digest of all that all ranks said of it, in the order of the ranks."""
+    """Return a digest per step of all that all ranks said of it, in the order of the ranks."""
     said: dict[int, xxhash.xxh3_128] = {}
     for rank, lines in enumerate(ranks):
         for line in lines:

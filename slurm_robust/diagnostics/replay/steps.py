@@ -49,7 +49,7 @@ class ReplayCommand(Record):
 
     kind: CommandKind
     command: tuple[str, ...]
-    cwd: str  # where it runs
+    cwd: str  # the folder in which it runs
 
 
 class Replayer(Protocol):
@@ -64,7 +64,7 @@ class Replayer(Protocol):
         steps: int,
         budget_s: float,
     ) -> ReplayVerdict:
-        """Which nodes compute what the others do not, in ``steps`` optimizer steps of ``command``.
+        """Find which nodes compute what the others do not, in ``steps`` optimizer steps of ``command``.
 
         ``nodes`` are in the order of their slots; ``layout`` is that of the training, of whose sizes all but
         ``dp`` are kept. Blocks for ``budget_s`` seconds at most, and a few more for clearing away; nothing
@@ -73,7 +73,7 @@ class Replayer(Protocol):
         ...
 
     def stop(self) -> None:
-        """From any thread: have :meth:`replay` end now, and at once if it begins later, without a verdict."""
+        """End :meth:`replay` now, from any thread, or immediately if it begins later, without a verdict."""
         ...
 
 
@@ -81,7 +81,7 @@ class StepReplayer:
     """A :class:`~slurm_robust.diagnostics.replay.steps.Replayer` by steps of this job.
 
     ``folder``, on storage that all nodes share, gets a new folder for each replay with what every rank
-    computed and printed. ``ports`` are those where ranks may meet, None for any free one.
+    computed and printed. ``ports`` are those at which ranks may meet, None for any free one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StepReplayer:
         ports: range | None = None,
         lent: Lent | None = None,
     ) -> None:
-        """``lent``: nodes of companions."""
+        """Take ``lent``, the nodes of companions."""
         self._slurm = slurm
         self._lent = lent or Lent(allocation)
         self._folder = folder
@@ -182,7 +182,9 @@ class StepReplayer:
             group.trouble = f"it cannot be started: {error}"
 
     def _wait(self, running: Sequence[_Group], begun: float, deadline: float) -> None:
-        """Until every group has ended or failed, most ran and the others are far behind, or ``deadline``."""
+        """Wait until every group has ended or failed, most ran and the others are far behind, or
+        ``deadline``.
+        """
         left = list(running)
         took: list[float] = []
         while True:
@@ -267,7 +269,7 @@ class _Group:
 
 
 def _new_folder(parent: Path) -> Path:
-    """``replay-1``, ``replay-2``, … in ``parent``. Raises ``OSError``."""
+    """Make ``replay-1``, ``replay-2``, … in ``parent``. Raises ``OSError``."""
     parent.mkdir(mode=0o700, exist_ok=True)
     number = 1
     while True:

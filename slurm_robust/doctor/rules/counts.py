@@ -66,7 +66,7 @@ def _segment(facts: Facts) -> str:
 
 
 def _gpu_options(facts: Facts) -> str:
-    """Also where the release is not known: what 26.05 refuses is said twice in every release."""
+    """Return GPU options that are given twice, which 26.05 refuses; also if the release is not known."""
     try:
         if facts.release < _STRICT:
             return ""

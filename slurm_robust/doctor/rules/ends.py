@@ -18,7 +18,9 @@ _ENDS = {"REQUEUE": "requeued", "CANCEL": "cancelled"}
 
 
 def ends(facts: Facts) -> Iterator[str]:
-    """For each way in which a run is ended from outside, how long there is; nothing without slurm.conf."""
+    """Yield how long there is for each way in which a run is ended from outside; nothing without
+    slurm.conf.
+    """
     try:
         kill_wait = facts.number("KillWait")
     except (Unseen, SlurmError):

@@ -28,7 +28,7 @@ def _near_options(facts: Facts) -> str:
 
 
 def _missing(facts: Facts, name: str) -> str:
-    """Return what to say where an option was not given."""
+    """Return what to say of an option that was not given."""
     if facts.option(name) is not None:
         return ""
     line = known(facts.options, "sbatch's options").off.get(name)

@@ -20,7 +20,7 @@ def _dotted(version: Version) -> str:
 
 
 def _within(facts: Facts, first: Version, fixed: Version) -> str:
-    """Return names NCCL's release if it is at least ``first`` and before ``fixed``."""
+    """Name NCCL's release if it is at least ``first`` and before ``fixed``."""
     have = facts.version("nccl")
     return f"NCCL is {_dotted(have)}" if first <= have < fixed else ""
 
@@ -77,7 +77,7 @@ def _timing(facts: Facts) -> str:
 
 
 def _ib_timeout(facts: Facts) -> str:
-    """4.096 µs x 2^timeout for each of the retries."""
+    """Return the time: 4.096 µs x 2^timeout for each of the retries."""
     timeout = facts.variable("NCCL_IB_TIMEOUT") or ""
     retries = facts.variable("NCCL_IB_RETRY_CNT") or str(_IB_RETRIES)
     if not (timeout.isdecimal() and retries.isdecimal()) or not 0 < int(timeout) < 32:
@@ -100,7 +100,9 @@ def _interfaces(facts: Facts) -> str:
 
 
 def _finds(value: str, have: tuple[str, ...], *, exact: bool) -> bool:
-    """NCCL takes prefixes, ``=`` before whole names and ``^`` before those to leave out."""
+    """Return whether NCCL finds it: it takes prefixes, ``=`` before whole names and ``^`` before those to
+    leave out.
+    """
     if value.startswith("^"):
         return True
     names = [name.strip() for name in value.removeprefix("=").split(",")]

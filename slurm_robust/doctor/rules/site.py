@@ -73,7 +73,7 @@ def _batch_requeues(facts: Facts) -> str:
 
 
 def _job_requeue(facts: Facts) -> str:
-    """Of a site; a job that is known has a rule of its own."""
+    """Judge a site; a job that is known has a rule of its own."""
     if facts.job is not None or facts.options is not None:
         return ""
     return "JobRequeue is 0" if facts.number("JobRequeue") == 0 else ""
@@ -162,7 +162,7 @@ def _requeue_exit(facts: Facts) -> str:
 
 
 def has_code(text: str, code: int) -> bool:
-    """``1-9,18``."""
+    """Return whether a list such as ``1-9,18`` has the code."""
     for part in re.findall(r"\d+(?:-\d+)?", text):
         first, _, last = part.partition("-")
         if int(first) <= code <= int(last or first):
