@@ -1,4 +1,4 @@
-"""``srobust``, also as ``python -m slurm_robust.cli`` where no script directory is on the PATH."""
+"""``srobust``, also as ``python -m slurm_robust.cli`` if no script directory is on the PATH."""
 
 from __future__ import annotations
 

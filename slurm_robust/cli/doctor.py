@@ -107,7 +107,7 @@ class _Known(NamedTuple):
 
 
 def _known(script: str) -> _Known:
-    """Never raises: what is wrong is ``refused``."""
+    """Return what is known. Never raises: what is wrong is ``refused``."""
     found = run_of(script)
     if found is None:
         return _Known(unseen=("srobust run in the script: without it the job is not protected",))

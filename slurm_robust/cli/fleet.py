@@ -44,7 +44,7 @@ def register_admin(commands: Commands) -> None:
 
 
 def add_index(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
-    """``--index`` and the nodes' configuration, which names the index otherwise."""
+    """Add ``--index`` and the nodes' configuration, which names the index otherwise."""
     parser.add_argument(
         "--index",
         metavar="URL",
@@ -56,7 +56,7 @@ def add_index(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
 
 
 def add_since(parser: argparse.ArgumentParser, default: str) -> None:
-    """``--since``, a date or a span."""
+    """Add ``--since``, a date or a span."""
     parser.add_argument(
         "--since",
         metavar="WHEN",

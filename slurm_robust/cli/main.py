@@ -75,7 +75,7 @@ class VisibleStream:
 
 @contextmanager
 def visible_only() -> Iterator[None]:
-    """Standard output and standard error take visible text only.
+    """Let standard output and standard error take visible text only.
 
     All output passes here, so that text of jobs, logs, Slurm and users controls no terminal.
     """
@@ -120,7 +120,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """What standard output has not taken is lost; the interpreter must not try again at its end."""
+    """Drop what standard output has not taken; the interpreter must not try again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -94,7 +94,7 @@ def add_command(
     of_job: bool = False,
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Return a command whose help is ``text``, with ``more`` in its own help.
+    """Add a command whose help is ``text``, with ``more`` in its own help.
 
     ``of_job`` gives it the argument JOB, ``json`` the option ``--json``.
     """
@@ -111,7 +111,7 @@ def add_command(
 
 
 def add_group(commands: Commands, name: str, text: str, *, member: str = "command") -> Commands:
-    """Return a command that consists of the commands that are added to what this returns.
+    """Add a command that consists of the commands that are added to what this returns.
 
     Help calls them ``member``; the one that was given is in the attribute ``<member>_name``.
     """
@@ -124,7 +124,7 @@ def add_group(commands: Commands, name: str, text: str, *, member: str = "comman
 
 
 def add_job(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """The argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
+    """Add the argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
     parser.add_argument("job", metavar="JOB", help=text, nargs="?" if optional else None)
     parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")

@@ -24,7 +24,7 @@ def register(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run it so that a job with an expedited requeue ends where the run ends for good."""
+    """Run it so that a job with an expedited requeue ends when the run ends for good."""
 
     def run_once() -> int:
         # Also a package that cannot be imported ends the run for good.
@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
 def configured(args: argparse.Namespace, kind: CommandKind, options: Layers[JobConfig]) -> JobConfig:
     """Return the configuration of a command that runs a training. Raises ConfigError.
 
-    All that is wrong with it, with the options and with the user's command is reported at once.
+    All that is wrong with it, with the options and with the user's command is reported together.
     """
     layers = collect(args.config, os.environ, options)
     try:

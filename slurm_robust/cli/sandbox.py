@@ -124,7 +124,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
-    """On a terminal the phase and how long all takes, one line per phase elsewhere."""
+    """Return a progress: on a terminal the phase and how long all takes, elsewhere one line per phase."""
     if not sys.stderr.isatty():
         # Several threads report, and print() would write text and line end apart.
         return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)

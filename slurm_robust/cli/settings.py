@@ -15,7 +15,7 @@ from slurm_robust.util.text import without_urls
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """``--config`` and ``--set``, the same for every command that has a configuration."""
+    """Add ``--config`` and ``--set``, the same for every command that has a configuration."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the job's configuration")
     parser.add_argument(
         "--set",

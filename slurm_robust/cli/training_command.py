@@ -14,7 +14,7 @@ from slurm_robust.config.reader import Layers, ValueOrigin
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 
-# Of each option its key, and its value or None if it was not given.
+# The key of each option, and its value or None if it was not given.
 OwnSettings = Mapping[str, tuple[str, object]]
 
 USAGE = """srobust run [options] script.py [args ...]
@@ -83,7 +83,7 @@ def options_of(args: argparse.Namespace, own: OwnSettings) -> Layers[JobConfig]:
 
 
 def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
-    """Return how the user's command is to be run. Raises UsageError, which shows ``usage`` where there is
+    """Return how the user's command is to be run. Raises UsageError, which shows ``usage`` if there is
     none.
     """
     if not args.command:

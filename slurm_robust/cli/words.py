@@ -71,7 +71,7 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
 
 def _options_of(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:
-    """Return the options of the command that ``argv`` names, as far as it names one."""
+    """Return the options of the command that ``argv`` names, if it names one."""
     for action in parser._actions:
         choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
         for word in argv:

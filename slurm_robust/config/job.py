@@ -92,8 +92,8 @@ class Timings(Section):
     stop_grace_s: Seconds = 5.0
     """Time between TERM and KILL when workers are stopped."""
 
-    # The driver took 25.9 s for 243 GB that were registered for a GPU (reported). Nobody waits for a worker
-    # that is gone.
+    # The driver took 25.9 s for 243 GB that were registered for a GPU (reported). No process waits for a
+    # worker that is gone.
     kill_wait_s: Seconds = 180.0
     """A worker counts as stuck if it still exists after KILL and this time, even while it is
     [releasing memory](detection.md#workers-that-are-slow-to-die). One that makes no progress for 30 s counts

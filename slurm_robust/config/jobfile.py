@@ -1,4 +1,4 @@
-"""Where the settings of a job come from. The one precedence, lowest to highest:
+"""The sources of a job's settings. The one precedence, lowest to highest:
 
 1. the defaults of the schema (:mod:`slurm_robust.config.job`)
 2. ``/etc/slurm-robust/job.yaml``, the site's file, if it is there
@@ -29,7 +29,7 @@ _ALIKE = 0.86
 """Names of variables that are as alike as this (:mod:`difflib`) are one name misspelt."""
 
 TRAINING = "SROBUST_TRAINING"
-"""Short for ``SROBUST_CONFIG_TRAINING``, which wins where both are set: it is typed at each submission."""
+"""Short for ``SROBUST_CONFIG_TRAINING``, which wins if both are set: it is typed at each submission."""
 
 
 def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobConfig]) -> Layers[JobConfig]:
@@ -45,7 +45,7 @@ def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobCo
 
 
 def _site_file() -> Path | None:
-    """The site's file; None if absent. Its reader reports an unreadable one."""
+    """Return the site's file; None if absent. Its reader reports an unreadable one."""
     try:
         return SITE_FILE if is_there(SITE_FILE) else None
     except OSError:
@@ -73,7 +73,7 @@ def _misspells(variable: str, names: Collection[str]) -> bool:
 
 
 def environment_name(key: str) -> str:
-    """``timings.node_dead_s`` -> ``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S``."""
+    """Return ``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S`` for ``timings.node_dead_s``."""
     return _PREFIX + key.replace(".", "_").upper()
 
 

@@ -1,4 +1,4 @@
-"""Where the configuration of a node comes from: ``/etc/slurm-robust/config.yaml``, then ``conf.d/*.yaml``.
+"""The sources of a node's configuration: ``/etc/slurm-robust/config.yaml``, then ``conf.d/*.yaml``.
 
 Parsing YAML costs more than all checks of a prolog together, so root keeps what it has read compiled in
 ``/run/slurm-robust``. The compiled copy holds the merged values and the identity of each file that they came
@@ -48,7 +48,7 @@ def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
     """Return the configuration of the files, the defaults if the usual files do not exist.
 
     ``compiled`` is the path of the compiled copy; None: the usual path for the usual file, none for others.
-    Root accepts the usual files only if nobody else can change them: they name commands that root runs.
+    Root accepts the usual files only if no other user can change them: they name commands that root runs.
     Raises :class:`InvalidSettings`.
     """
     known = load_compiled(path, compiled)

@@ -50,16 +50,16 @@ class RunPlan(Record):
     training: str = ""
     """As in :class:`~slurm_robust.model.events.RunStarted`."""
     continued: ev.Continued | None = None
-    """From where the job goes on; None for one that began anew."""
+    """The point from which the job goes on; None for one that began anew."""
 
     def storage(self, directory: JobDirectory) -> Path:
-        """Return where the job's checkpoints on shared storage are; ``directory``: the job's."""
+        """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""
         return checkpoints_of(self.config, self.training, directory, self.cwd)
 
 
 def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:
-    """Return where a job's checkpoints on storage are: as configured, else in its training's folder, or its
-    own.
+    """Return the folder with a job's checkpoints on storage: as configured, else in its training's folder, or
+    its own.
     """
     if config.checkpoint.directory:
         return Path(cwd, config.checkpoint.directory)

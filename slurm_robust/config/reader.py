@@ -47,7 +47,7 @@ _SHOWN = 80
 
 
 class ValueOrigin(NamedTuple):
-    """Where a value was set: ``job.yaml, line 3``, ``option --nodes``."""
+    """The place in which a value was set: ``job.yaml, line 3``, ``option --nodes``."""
 
     text: str
     code: ExitCode = ExitCode.CONFIG
@@ -87,7 +87,7 @@ class Document:
         return {name.value: self.add(loader, inner, (*key, name.value)) for name, inner in node.value}
 
     def _check_keys(self, node: yaml.Node, key: Key) -> None:
-        """Note where keys are, and those that are set twice, of which YAML would drop the first."""
+        """Note the places of keys, and those that are set twice, of which YAML would drop the first."""
         seen: dict[str, ValueOrigin] = {}
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
@@ -153,7 +153,7 @@ def parse(text: bytes, name: str, key: Key = ()) -> Document:
 
 
 def dotted(key: Key) -> str:
-    """``("site_checks", "0", "name")`` as messages show it: ``site_checks[0].name``."""
+    """Return ``("site_checks", "0", "name")`` as messages show it: ``site_checks[0].name``."""
     return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in key).removeprefix(".")
 
 
@@ -196,7 +196,7 @@ def schema_keys(schema: type[Section]) -> dict[str, SchemaKey]:
 
 
 def default_of(item: msgspec.structs.FieldInfo) -> Any:
-    """Return the value of a field that nobody sets."""
+    """Return the value of a field that is not set."""
     return item.default if item.default_factory is msgspec.NODEFAULT else item.default_factory()
 
 
@@ -355,7 +355,7 @@ def place_of(places: Mapping[Key, ValueOrigin], key: Key) -> ValueOrigin:
 
 
 def contradictions(value: object, key: Key = ()) -> Iterator[tuple[list[Key], Contradiction]]:
-    """What all sections in ``value`` find wrong, with the full keys."""
+    """Yield what all sections in ``value`` find wrong, with the full keys."""
     if isinstance(value, Section):
         for found in value.contradictions():
             yield [(*key, *name.split(".")) for name in found.keys], found
@@ -375,7 +375,7 @@ def contradictions(value: object, key: Key = ()) -> Iterator[tuple[list[Key], Co
 class Layers(Generic[S]):
     """What several sources set, a higher one over a lower: mappings merge, everything else is replaced.
 
-    Errors are collected instead of raised where they are found, so that all are reported together.
+    Errors are collected instead of raised when they are found, so that all are reported together.
     ``values`` holds only what the schema accepts. ``whole``: every file could be read.
     """
 
@@ -481,7 +481,7 @@ def as_yaml(layers: Layers[S], config: S) -> str:
 
 
 def _without_secrets(value: object) -> object:
-    """Return a value for people: fields that nobody is to see say only that they are set."""
+    """Return a value for people: secret fields say only that they are set."""
     if isinstance(value, tuple):
         return [_without_secrets(item) for item in value]
     if not isinstance(value, Section):

@@ -104,7 +104,7 @@ def as_yaml(schema: type[Section], header: str) -> str:
 
 
 def as_markdown(schema: type[Section]) -> str:
-    """One table for each group."""
+    """Return one table for each group."""
     lines: list[str] = []
     for group in groups(schema):
         lines += ["", f"### `{group.name}`" if group.name else "### Top level", "", _code(group.text)]
@@ -119,7 +119,7 @@ def as_markdown(schema: type[Section]) -> str:
 
 
 def as_roff(schema: type[Section]) -> str:
-    """For a manual page: a subsection for each group."""
+    """Return text for a manual page: a subsection for each group."""
     lines: list[str] = []
     for group in groups(schema):
         lines += [f'.SS "{group.name or "Top level"}"', _roff(group.text)]

@@ -25,7 +25,7 @@ Factor = Annotated[float, Meta(ge=1, le=FINITE, title="a number of 1 or more")]
 Share = Annotated[float, Meta(ge=0, le=1, title="a share from 0 to 1 (0.1 is ten percent)")]
 Folder = Annotated[str, Meta(min_length=1, title="the name of a folder")]
 SECRET = "secret"
-"""Key in ``Meta(extra=...)`` of a field whose value is shown to nobody."""
+"""Key in ``Meta(extra=...)`` of a field whose value is never shown."""
 
 AbsolutePath = Annotated[str, Meta(pattern="^/", title="an absolute path")]
 

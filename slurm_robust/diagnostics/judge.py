@@ -209,7 +209,7 @@ def _with_others(
 
     It clears a good node between two bad ones, and one that had bad luck twice. A node that was only slow,
     or has measured nothing, meets a neighbour again if there is no other node; one that finds no partner
-    stays in doubt. None if nobody is in doubt or good nodes are lacking.
+    stays in doubt. None if no node is in doubt or good nodes are lacking.
     """
     here = [a for a in answers if len(a.result.peers) > 1 and not a.left_out]
     results = [a.result if a.measured else replace(a.result, outcome=Outcome.FAIL) for a in here]

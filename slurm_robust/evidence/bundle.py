@@ -122,7 +122,7 @@ def save_suspect(directory: JobDirectory, suspect: Suspect) -> Path:
 
 
 def folder_of(directory: JobDirectory, number: int) -> Path:
-    """Return where the bundle of incident ``number`` lies."""
+    """Return the folder of the bundle of incident ``number``."""
     return directory.incidents / f"{number:03d}"
 
 

@@ -29,7 +29,7 @@ class IncidentStatus(str, Enum):
     """How far an incident is."""
 
     OPEN = "open"
-    """Training is not yet where it was."""
+    """Training has not yet reached the step at which it was."""
 
     OVER = "over"
     """A new step was completed."""
@@ -242,7 +242,7 @@ def _until_its_end(events: Sequence[ev.AnyEvent], place: int) -> Iterator[ev.Any
 def _repeated_later(best: int, later: Iterable[Sequence[ev.AnyEvent]]) -> int:
     """Return how many of the steps until ``best`` later jobs did again, before anything else went wrong.
 
-    Where a person chose an older step, or began anew, that is why they were done again.
+    If a person chose an older step, or began anew, that is why they were done again.
     """
     again = _Again(best)
     for events in later:

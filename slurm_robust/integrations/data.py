@@ -1,4 +1,4 @@
-"""A data loader whose position is part of a checkpoint, also where a framework owns the loop.
+"""A data loader whose position is part of a checkpoint, also if a framework owns the loop.
 
 Tested with torchdata 0.11.
 """
@@ -35,7 +35,7 @@ class ResumableLoader(StatefulDataLoader[Any]):
         return self._begin(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the newest iteration is."""
+        """Return the position of the newest iteration."""
         if self._position is not None:
             return self._position
         state: dict[str, Any] = super().state_dict()

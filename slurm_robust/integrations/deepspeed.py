@@ -107,7 +107,7 @@ class EngineState:
         return {id(parameter) for group in groups for parameter in group}
 
     def _frozen(self) -> dict[str, Any]:
-        """Return this rank's part of the parameters that stage 3 shards and nobody trains."""
+        """Return this rank's part of the parameters that stage 3 shards and no optimizer trains."""
         trained, named = self._trained(), self._engine.module.named_parameters()
         return {name: p for name, p in named if hasattr(p, "ds_tensor") and id(p) not in trained}
 

@@ -13,7 +13,7 @@ the model, the optimizer and all other state come from :class:`slurm_robust.Chec
 built them.
 
 A snapshot is taken at the *begin* of the step after: then logging, evaluation and saving of the step are part
-of it, and the generators stand where the next forward pass finds them, which is where they are put back.
+of it, and the generators are as the next forward pass finds them, and so they are put back.
 
 The position in the data is the number of the batch: what a data set or collator fetches ahead is in no
 snapshot (docs/checkpoints.md, "Data fetched ahead").
@@ -50,7 +50,7 @@ class RobustCallback(TrainerCallback):
     """Reports steps and takes snapshots of a ``transformers.Trainer``; :meth:`resume` goes on from one.
 
     The arguments are those of :class:`slurm_robust.Checkpointer`. The loss and the gradient norm are reported
-    for the steps that the Trainer logs (``logging_steps``), because it gives them to nobody otherwise.
+    for the steps that the Trainer logs (``logging_steps``), because it gives them to no callback otherwise.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: DeepSpeed, the
     first FSDP, models loaded sharded or quantized, ``ignore_data_skip``, ``auto_find_batch_size``.

@@ -6,10 +6,10 @@
     trainer = Trainer(..., callbacks=[robust])
 
 Lightning can begin in the middle of an epoch if its loops get their state back and its loaders have one. Both
-are part of the snapshot, noted where Lightning's own ``ModelCheckpoint`` saves (the end of a batch, of the
+are part of the snapshot, noted when Lightning's own ``ModelCheckpoint`` saves (the end of a batch, of the
 validation, of an epoch), because its loops know how to go on from there. All else is taken at the *begin* of
 the batch after: then validation, schedulers and callbacks have done their part of the step, and the
-generators stand where the next forward pass finds them, which is where they are put back.
+generators are as the next forward pass finds them, and so they are put back.
 
 The position in the data is that of the loader: what the module or the data set fetches ahead is in no
 snapshot (docs/checkpoints.md, "Data fetched ahead").
@@ -125,7 +125,7 @@ class RobustCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """So may a checkpoint of Lightning's own, which may be written at any time."""
+        """Say that a checkpoint of Lightning's own begins, which may happen at any time."""
         self._phase.begin(CHECKPOINT)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -79,7 +79,7 @@ class TrainingState:
 
 
 def _trained(chunk: nn.Module) -> set[int]:
-    """Megatron's optimizers have all that needs a gradient."""
+    """Return the ids of all parameters that need a gradient: Megatron's optimizers have them all."""
     return {id(parameter) for parameter in chunk.parameters() if parameter.requires_grad}
 
 

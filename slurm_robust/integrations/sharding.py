@@ -34,7 +34,7 @@ def load_remainder(module: nn.Module, owned: Set[int], state: dict[str, Any]) ->
 
 
 def own_part(optimizer: Optimizer) -> dict[str, Any]:
-    """State and parameters of an optimizer whose parameters are this rank's part of the weights."""
+    """Return state and parameters of an optimizer whose parameters are this rank's part of the weights."""
     return {"optimizer": optimizer.state_dict(), "parameters": _parameters(optimizer)}
 
 

@@ -1,6 +1,6 @@
 """``srobust checkpoint export``: one checkpoint as a folder for ``torch.distributed.checkpoint``.
 
-Made of the copies within reach of this node. Where parts of other nodes are missing, it says on which node
+Made of the copies within reach of this node. If parts of other nodes are missing, it says on which node
 to run it again with the same folder: that adds the parts there, and the last one completes it.
 """
 

@@ -94,7 +94,9 @@ class JobHere:
         return self.memory.inventory() + (self.local.inventory() if self.local else ())
 
     def placement(self, generation: int) -> Placement:
-        """Return where the ranks of a generation ran; of the newest one if it is not in the journal."""
+        """Return the nodes on which the ranks of a generation ran; those of the newest one if it is not in
+        the journal.
+        """
         for event in self.events:
             if isinstance(event, ev.GenerationLaunched) and event.generation == generation:
                 return Placement(slots=event.slots, nproc_per_node=self.state.world.nproc_per_node)
@@ -139,7 +141,7 @@ class CheckpointListing(Record):
     restored: str
     """Token of what would be restored if this node alone answered, "" for none."""
     how: str
-    """From where."""
+    """The source that it would be restored from."""
     latest: str
     """What the pointer on storage names."""
     training: str = ""
@@ -147,7 +149,7 @@ class CheckpointListing(Record):
     complete: int = 0
     """How many are complete on storage."""
     nbytes: int = 0
-    """Of all files of checkpoints on storage, incomplete ones too."""
+    """Bytes of all files of checkpoints on storage, incomplete ones too."""
     free: int | None = None
     """Bytes that storage has free, None if it does not say."""
     moved_aside: tuple[str, ...] = ()

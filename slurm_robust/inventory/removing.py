@@ -32,7 +32,7 @@ from slurm_robust.util.text import count, one_line, size_text
 
 
 class Needed(SrobustError):
-    """Somebody needs what was to be removed."""
+    """What was to be removed is still needed."""
 
     exit_code = ExitCode.REFUSED
 

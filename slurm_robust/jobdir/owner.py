@@ -1,13 +1,13 @@
-"""Whose the job's folder is: nobody else may put another one in its place while the job runs.
+"""Whose the job's folder is: no other user may put another one in its place while the job runs.
 
 Agents and controllers that start later take their orders from that folder, and all write to it by its path. A
 user who may rename it, or a folder above it, can have them run anything as the job's user. So each folder
-from the job's up to the one where the job was submitted must be this user's or root's; and where everybody
+from the job's up to the one in which the job was submitted must be this user's or root's; and if all users
 may write to one, it must have the sticky bit, with which only owners rename. What is higher up, the site has
 arranged.
 
-A group that may write to a folder is only warned of: it is made of people whom somebody has chosen, and who
-may exchange what is there, mostly the job's script, whatever we do about the job's own folder.
+A group that may write to a folder is only warned of: it is made of people whom an administrator has chosen,
+and who may exchange what is there, mostly the job's script, whatever we do about the job's own folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PathOwner(Record):
     mode: int
     group: int = 0
     is_private: bool = False
-    """The folder's group is the user's own, with nobody else in it."""
+    """The folder's group is the user's own, with no other user in it."""
     is_job: bool = False
     """It is the job's."""
 
@@ -81,9 +81,9 @@ def judge(folder: PathOwner, uid: int) -> Exchangeable | None:
 
 
 def folders(job: Path, submitted: Path) -> Iterator[PathOwner]:
-    """The job's folder and those above it up to ``submitted``, as far as they exist. Raises ``OSError``.
+    """Yield the job's folder and those above it up to ``submitted`` that exist. Raises ``OSError``.
 
-    As they are named, and where links lead. Where ``job`` is not below ``submitted``: up to two above it.
+    As they are named, and the targets of links. If ``job`` is not below ``submitted``: up to two above it.
     """
     seen: set[Path] = set()
     named = Path(os.path.abspath(job)), Path(os.path.abspath(submitted))
@@ -109,7 +109,7 @@ def make(job: Path) -> None:
 def mend(job: Path) -> None:
     """Close what is the user's own and was left open, by an umask of 002 say. Raises ``OSError``.
 
-    The job's folder to all others. The one of all jobs gets the sticky bit where others may write to it: they
+    The job's folder to all others. The one of all jobs gets the sticky bit if others may write to it: they
     go on making folders there, and exchange only their own. A folder that the user has named stays as it is.
     """
     for folder, others, closed in ((job, 0o077, 0o700), (job.parent, 0o022, None)):

@@ -1,8 +1,8 @@
 """The job directory in its place.
 
-``srobust run`` makes it before training begins, and nobody makes it again. One that is renamed or removed
+``srobust run`` makes it before training begins, and nothing makes it again. One that is renamed or removed
 while the job runs would otherwise come back with the umask's mode, with a part of what belongs to the job,
-and in the way of the one that is to be put back.
+and in the way of the one that must be put back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _runs = msgspec.json.Decoder(_Run)
 
 
 class FolderGone(OSError):
-    """The job's folder is not where it was, or another one is there."""
+    """The job's folder is not in its place, or another one is there."""
 
     def __init__(self, job: Path) -> None:
         super().__init__(errno.ENOENT, f"the job's folder {job} was moved or removed: put it back", str(job))
@@ -50,7 +50,7 @@ def check_in_place(job: Path, run_id: str) -> None:
 def make_in_job(job: Path, run_id: str, folder: Path) -> None:
     """Make ``folder``: below the job's folder closed to others (0700), elsewhere as the umask says.
 
-    Raises :class:`FolderGone` for the former where the job's folder is not in its place, or ``OSError``.
+    Raises :class:`FolderGone` for the former if the job's folder is not in its place, or ``OSError``.
     """
     job, folder = Path(os.path.abspath(job)), Path(os.path.abspath(folder))
     if not folder.is_relative_to(job):

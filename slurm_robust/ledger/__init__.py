@@ -1,1 +1,1 @@
-"""Where the time of a job went: each millisecond of it in exactly one class. Pure."""
+"""What the time of a job was spent on: each millisecond of it in exactly one class. Pure."""

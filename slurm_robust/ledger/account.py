@@ -10,7 +10,7 @@ from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.model.record import Record
 
 MIN_MERGED_MS = 10_000
-"""Spans of training are this long at least, as far as nothing changes: a line of progress comes so often."""
+"""Spans of training are at least this long while nothing changes: a line of progress comes so often."""
 
 Kind = tuple[TimeClass, str]
 """A class, and what it was within that: a start phase, or a phase of the script; "" for nothing more."""
@@ -36,7 +36,7 @@ class Span(Record):
     end_ms: int
     parts: tuple[ClassShare, ...]
     run: int
-    """Of the Slurm job, from 0."""
+    """Number of the Slurm job's run, from 0."""
     generation: int
     incident: int
     """The incident to which this time belongs: from its fault until the first new step. 0 for none."""
@@ -67,9 +67,9 @@ class Account:
     """Writes spans one after the other. The pen only moves forward, so they always add up to the whole."""
 
     def __init__(self, merged_ms: int = MIN_MERGED_MS) -> None:
-        """Neighbouring pieces of one training become one span up to ``merged_ms``."""
+        """Merge neighbouring pieces of one training into one span up to ``merged_ms``."""
         self.at_ms = 0
-        """Where the pen is, in milliseconds since the job's first moment."""
+        """The pen's position, in milliseconds since the job's first moment."""
         self.step = -1
         self.situation = Situation()
         self._merged_ms = merged_ms
@@ -81,7 +81,9 @@ class Account:
         self._is_training = False
 
     def stand_still(self, begin_ms: int, end_ms: int) -> None:
-        """Whatever will be written over this time, the job was suspended in it. In the order of time."""
+        """Note that the job was suspended in this time, whatever will be written over it. Call it in the
+        order of time.
+        """
         self._still.append((begin_ms, end_ms))
 
     def stood_still_ms(self, until_ms: int) -> int:
@@ -91,7 +93,7 @@ class Account:
         return sum(max(0, min(end, until_ms) - max(begin, self.at_ms)) for begin, end in known)
 
     def write(self, until_ms: int, kind: Kind) -> None:
-        """All time until then is of one kind, but for what the job stood still.
+        """Write all time until then as one kind, but for the time in which the job stood still.
 
         Nothing happens if the pen is there already.
         """
@@ -104,7 +106,7 @@ class Account:
         self._write(until_ms, kind)
 
     def _suspend(self, until_ms: int) -> None:
-        """No incident costs this time."""
+        """Write suspended time, which no incident costs."""
         own = self.situation
         self.situation = structs.replace(own, incident=0)
         self._write(until_ms, SUSPENDED)
@@ -120,7 +122,7 @@ class Account:
         self.at_ms = until_ms
 
     def train(self, until_ms: int, parts: Sequence[tuple[Kind, int]]) -> None:
-        """Training until then: ``parts`` in milliseconds, and the rest is productive."""
+        """Write training until then: ``parts`` in milliseconds, and the rest is productive."""
         rest = until_ms - self.at_ms
         if rest <= 0:
             return
@@ -146,7 +148,7 @@ class Account:
         return tuple(self._done)
 
     def _begin(self, *, is_training: bool) -> None:
-        """The span at the pen is complete, and another one begins."""
+        """Complete the span at the pen and begin another one."""
         if self._parts:
             written = self._written
             self._done.append(

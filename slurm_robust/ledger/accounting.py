@@ -70,7 +70,7 @@ def accounted(rows: Sequence[AccountingRow], events: Sequence[ev.AnyEvent]) -> A
 
 
 def ends_of(runs: Sequence[AccountedRun]) -> dict[int, float]:
-    """When each run ended, as far as that is known."""
+    """Return when each run ended, of the runs for which that is known."""
     return {run.run: run.ended for run in runs if run.ended is not None}
 
 

@@ -19,7 +19,7 @@ def joined(
 ) -> Ledger:
     """Return the ledger of a training, by those of its chapters in their order.
 
-    Each begins where the one before has ended, or later (``not_before`` of
+    Each begins when the one before has ended, or later (``not_before`` of
     :func:`~slurm_robust.ledger.ledger.ledger`). ``incidents_before``: what is added to the incidents' numbers
     of each chapter, so that no two are alike; by default nothing.
     """
@@ -69,7 +69,9 @@ def _between(begin_ms: int, end_ms: int, last: Span, step: int) -> Span:
 
 
 def _repeated(chapters: Sequence[Ledger], journals: Sequence[Sequence[ev.AnyEvent]]) -> int | None:
-    """None if the script does not number its steps and was started more than once, in whatever job."""
+    """Return the repeated steps; None if the script does not number its steps and was started more than once,
+    in whatever job.
+    """
     starts = [event for events in journals for event in events if isinstance(event, ev.FirstStep)]
     if len(starts) > 1 and not all(event.reported for event in starts):
         return None

@@ -67,7 +67,8 @@ class TimeClass(str, Enum):
 
     SUSPENDED = "suspended"
     """Slurm had suspended the job, or what its controller runs on hung: the controller stood still, and no
-    step came of it. Nobody is blamed for it, and no incident costs it."""
+    step came of it. No node, network or code is blamed for it, and no incident costs it.
+    """
 
     IDLE = "idle"
     """Nothing of the above: nodes are held, and nothing is known to happen."""

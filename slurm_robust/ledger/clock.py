@@ -1,7 +1,7 @@
-"""The times of a journal by one clock: slurmctld's, where it is known.
+"""The times of a journal by one clock: slurmctld's, if it is known.
 
 Controllers of one job run on several nodes, one after the other, and clocks of nodes differ or are set. A
-controller records by how much its own is ahead of slurmctld's where that is more than
+controller records by how much its own is ahead of slurmctld's if that is more than
 :data:`~slurm_robust.model.events.MIN_AHEAD_S`
 (:class:`~slurm_robust.model.events.ClockCompared`). What still goes backwards is pulled forward to what the
 journal has before it.
@@ -20,7 +20,7 @@ _OF_THE_LAST_RUN = (ev.GenerationEnded, ev.ControllerStarted, ev.ClockCompared, 
 
 
 def corrected(events: Sequence[ev.AnyEvent]) -> list[float]:
-    """Return the time of each event in seconds since 1970, by slurmctld's clock as far as that is known."""
+    """Return the time of each event in seconds since 1970, by slurmctld's clock if that is known."""
     first: dict[int, float] = {}
     for event in events:
         if isinstance(event, ev.ClockCompared):
@@ -36,10 +36,10 @@ def corrected(events: Sequence[ev.AnyEvent]) -> list[float]:
 
 
 def ordered(events: Sequence[ev.AnyEvent], times: Sequence[float], ends: Mapping[int, float]) -> list[float]:
-    """``times`` such that no event comes before the one that was written before it.
+    """Return ``times`` such that no event comes before the one that was written before it.
 
     Those that tell of the past keep their time. What a new run writes of the end of the run before it counts
-    as written when that ended (``ends``, by run, as far as Slurm tells), or when Slurm queued the job again.
+    as written when that ended (``ends``, by run, if Slurm tells), or when Slurm queued the job again.
     """
     latest = list(times)
     for place, event in enumerate(events):

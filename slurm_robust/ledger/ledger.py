@@ -46,7 +46,9 @@ _STEPS = (ev.ProgressMade, ev.FirstStep)
 
 
 class Ledger(Record):
-    """Where the time of a job went. The lengths of ``spans`` add up to ``wall_ms``, and they leave no gap."""
+    """What the time of a job was spent on. The lengths of ``spans`` add up to ``wall_ms``, and they leave no
+    gap.
+    """
 
     job_id: int
     begin: float
@@ -61,7 +63,7 @@ class Ledger(Record):
 
     @property
     def wall_ms(self) -> int:
-        """From the job's first moment to its end, or to now."""
+        """Time from the job's first moment to its end, or to now."""
         return self.spans[-1].end_ms if self.spans else 0
 
     @property
@@ -72,7 +74,7 @@ class Ledger(Record):
 
 
 def times_of(events: Sequence[ev.AnyEvent], runs: Sequence[AccountedRun] = ()) -> list[float]:
-    """When each event was, in seconds since 1970, by one clock: :mod:`slurm_robust.ledger.clock`."""
+    """Return when each event was, in seconds since 1970, by one clock: :mod:`slurm_robust.ledger.clock`."""
     return ordered(events, corrected(events), ends_of(runs))
 
 
@@ -126,7 +128,7 @@ def ledger(
 def _begin(
     events: Sequence[ev.AnyEvent], times: Sequence[float], accounted: Mapping[int, AccountedRun]
 ) -> float:
-    """When the job was submitted; where nobody knows, when the journal begins."""
+    """Return when the job was submitted; if that is unknown, when the journal begins."""
     if (first := accounted.get(0)) is not None and first.submitted is not None:
         return min(first.submitted, times[0])
     taken = next((e for e in events if isinstance(e, ev.AllocationTaken)), None)
@@ -173,11 +175,11 @@ class _Sweep:
         return self._repeated if self._numbered or self._generations < 2 else None
 
     def ms(self, t: float) -> int:
-        """``t`` on the account's axis."""
+        """Return ``t`` on the account's axis."""
         return round((t - self._begin) * 1000)
 
     def take(self, event: ev.AnyEvent, at: int) -> None:
-        """What was done until ``at`` is over, as far as ``event`` says so."""
+        """Take an event: what was done until ``at`` is over, if ``event`` says so."""
         match event:
             case ev.ProgressMade() | ev.FirstStep():
                 self._step_done(event, at)
@@ -203,7 +205,7 @@ class _Sweep:
                 self._nodes_changed(event)
 
     def finish(self, now: int, *, over: bool) -> None:
-        """The rest until ``now``, unless the job has ended before."""
+        """Finish with the rest until ``now``, unless the job has ended before."""
         if self.over:
             return
         if self._trains:
@@ -240,7 +242,7 @@ class _Sweep:
         self._trains, self.over = False, False
 
     def _end_run_without_record(self, run: int, submitted: float | None) -> None:
-        """A run that died with its controller ended when Slurm says so, or when it was queued again."""
+        """End a run that died with its controller when Slurm says so, or when it was queued again."""
         end = _first(self._known(run).ended, submitted)
         if end is None or self._kind[0] is TimeClass.REQUEUE_DELAY:
             return
@@ -276,7 +278,9 @@ class _Sweep:
         self._begin_generation(event.generation, event.restore_step)
 
     def _begin_generation(self, number: int, step: int | None) -> None:
-        """``step``: that it goes on from, -1 for a fresh start, None if that is not known."""
+        """Begin a generation. ``step``: that it goes on from, -1 for a fresh start, None if that is not
+        known.
+        """
         self._set(generation=number)
         self._kind = (TimeClass.STARTING, startup.LAUNCH)
         self._trains, self._step, self._spent, self.over = False, step, {}, False
@@ -299,7 +303,7 @@ class _Sweep:
             self._steps(event, at, self._step)
 
     def _first_step(self, event: ev.ProgressMade | ev.FirstStep, at: int) -> None:
-        """The start is over. The last part of it was the first step itself, which counts."""
+        """End the start. The last part of it was the first step itself, which counts."""
         begin, length = self.account.at_ms, at - self.account.at_ms
         measured = self._starts.get(event.generation)
         times = measured.phases if measured is not None else ()
@@ -326,7 +330,7 @@ class _Sweep:
         self._reach(event)
 
     def _steps(self, event: ev.ProgressMade | ev.FirstStep, at: int, before: int) -> None:
-        """Whole steps, after step ``before``, the newest until now."""
+        """Count whole steps, after step ``before``, the newest until now."""
         left = at - self.account.at_ms
         parts: list[tuple[Kind, int]] = []
         if event.spent != self._spent:
@@ -378,11 +382,11 @@ class _Sweep:
         self.account.write(at, self._kind)
 
     def _die_unseen(self, at: int) -> None:
-        """The generation has ended at ``at`` the latest; nobody saw it."""
+        """End the generation, which has ended at ``at`` the latest; it was not seen."""
         self._stop_training(self.account.at_ms, at)
 
     def _stop_training(self, fault: int, seen: int) -> None:
-        """Training has stopped at ``fault``, which was noticed when it was ``seen``."""
+        """Stop training, which stopped at ``fault``, noticed when it was ``seen``."""
         account = self.account
         known = self._step if self._step is not None else _NEVER
         unseen = self._sealed.get(account.situation.generation, _NEVER) - known
@@ -459,7 +463,7 @@ def _first(*values: float | None) -> float | None:
 
 
 def _paces(events: Sequence[ev.AnyEvent]) -> dict[int, float]:
-    """Return milliseconds that each of the first steps of a generation took, where more than one is known."""
+    """Return milliseconds that each of the first steps of a generation took, if more than one is known."""
     first: dict[int, tuple[float, int]] = {}
     found: dict[int, float] = {}
     for event in events:

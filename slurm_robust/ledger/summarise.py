@@ -1,4 +1,4 @@
-"""From a journal to the summary of its job. Pure, but for :func:`save`."""
+"""The summary of a job, from its journal. Pure, but for :func:`save`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") ->
     """Return the summary of a journal at ``now`` (seconds since 1970); None for a journal that does not
     begin.
 
-    ``node``: of the controller that writes it.
+    ``node``: that of the controller that writes it.
     """
     started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
     if started is None:
@@ -72,7 +72,7 @@ def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") ->
 
 
 def work_of(events: Sequence[ev.AnyEvent], now: float) -> Iterator[NodeWork]:
-    """Which nodes the job held from when to when, by slurmctld's clock, oldest first."""
+    """Yield which nodes the job held from when to when, by slurmctld's clock, oldest first."""
     held: frozenset[str] = frozenset()
     since = newest = 0.0
     lenders: dict[int, str] = {}
@@ -105,7 +105,7 @@ COMMENT_TAG = "srobust:"
 
 
 def comment_of(summary: JobSummary) -> str:
-    """For Slurm's job comment: ``srobust: ETTR 97.1 %, 3 incidents, 12 generations``."""
+    """Return the text for Slurm's job comment: ``srobust: ETTR 97.1 %, 3 incidents, 12 generations``."""
     many = len(summary.incidents) + summary.left_out
     return (
         f"{COMMENT_TAG} ETTR {100 * summary.ettr:.1f} %, {many} incident{'' if many == 1 else 's'}, "

@@ -13,7 +13,7 @@ from slurm_robust.model.incident import Blame
 from slurm_robust.model.record import Record
 
 WINDOW_S = 3600.0
-"""Of the sliding ETTR, as in the paper's figure 10."""
+"""Window of the sliding ETTR, as in the paper's figure 10."""
 
 UNRECORDED = "no incident"
 """The cause of time that was lost outside of incidents."""
@@ -26,7 +26,7 @@ class Lost(Record):
 
     ms: int = 0
     node_hours: float = 0.0
-    """Of all nodes that the job held meanwhile."""
+    """For all nodes that the job held meanwhile."""
     gpu_hours: float = 0.0
 
     def __add__(self, other: Lost) -> Lost:
@@ -149,7 +149,8 @@ def lost_in(span: Span) -> Lost:
 
 
 def ettr_curve(books: Ledger, window_s: float | None = None) -> Iterator[tuple[int, float]]:
-    """``(ms, ettr)`` at the end of each span: since the first start, or in the last ``window_s`` seconds.
+    """Yield ``(ms, ettr)`` at the end of each span: since the first start, or in the last ``window_s``
+    seconds.
 
     As long as less than the window has passed since the start, both are the same.
     """

@@ -64,7 +64,9 @@ class Tally:
         )
 
     def _blame(self, number: int, verdict: Verdict) -> None:
-        """That of another fault, which came before the incident was over, does not change it."""
+        """Blame the incident's cause; that of another fault, before the incident was over, does not change
+        it.
+        """
         first = self._verdict if self._verdict_of == number else None
         if first is None or not is_of_another(first, verdict):
             self._verdict_of, self._verdict = number, verdict

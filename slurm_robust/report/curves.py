@@ -11,7 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 
 MAX_POINTS = 6000
-"""Of one curve. Some more come on top where generations begin and end."""
+"""Of one curve. Some more come on top when generations begin and end."""
 
 Values = Sequence[float | None]
 
@@ -24,7 +24,7 @@ class EttrCurve(Record):
     since_start: tuple[float, ...] = ()
     """Since the job's first start."""
     last_hour: tuple[float, ...] = ()
-    """Of the hour (:data:`~slurm_robust.ledger.summary.WINDOW_S`) before."""
+    """Those of the hour (:data:`~slurm_robust.ledger.summary.WINDOW_S`) before."""
 
 
 class TrainingCurves(Record):
@@ -129,7 +129,7 @@ def _step_times(
 
 
 def _ends(generations: Sequence[int]) -> set[int]:
-    """Return where one generation ends, and where the next one begins."""
+    """Return the points at which one generation ends and the next one begins."""
     changes = [place for place in range(1, len(generations)) if generations[place] != generations[place - 1]]
     return {place for change in changes for place in (change - 1, change)}
 

@@ -35,7 +35,7 @@ def seen_of(directory: JobDirectory) -> tuple[NodeSeen, ...]:
 
 
 def clique_notes(directory: JobDirectory) -> Iterator[str]:
-    """Yield a note if nodes of the newest run are of several NVLink cliques, which is nobody's fault.
+    """Yield a note if nodes of the newest run are of several NVLink cliques, which is no node's fault.
 
     Of one run are nodes whose times from prolog to epilog overlap. Unlike cluster UUIDs are other racks.
     """

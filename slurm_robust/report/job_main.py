@@ -50,7 +50,7 @@ MAX_EVIDENCE = 2 * 1024 * 1024
 HEADS = ("alerts.txt", "stacks.txt")
 
 STDOUT = Path("-")
-"""Where a page goes that is not to be a file."""
+"""The path that stands for standard output instead of a file."""
 
 
 class CannotWrite(SrobustError):

@@ -30,7 +30,7 @@ class SlurmFacts(Record):
     """What Slurm says of the job; by default nothing."""
 
     state: str = ""
-    """For a person, "" if Slurm does not know the job."""
+    """In words for a person, "" if Slurm does not know the job."""
     now: float | None = None
     """The time by slurmctld's clock, of a job that may go on; None: the report ends with the journal."""
     runs: tuple[AccountedRun, ...] = ()
@@ -66,7 +66,7 @@ class Generation(Record):
 
     number: int
     run: int
-    """Of the Slurm job."""
+    """Number of the Slurm job's run."""
     launched: float
     first_step: float | None
     ended: float | None

@@ -41,7 +41,7 @@ class LogSelection(Record):
     stream: str = "out"
     """``out`` or ``err``."""
     lines: int | None = 50
-    """Of each rank's past, None for all."""
+    """Lines of each rank's past, None for all."""
     follow: bool = False
     json: bool = False
 
@@ -184,7 +184,7 @@ class Logs:
 
 
 class _File:
-    """One rank's file, read from where the last ``lines`` lines begin."""
+    """One rank's file, read from the begin of the last ``lines`` lines."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self._path = path

@@ -350,7 +350,7 @@ INCIDENT_STYLES = {
 
 
 def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) -> RenderableType:
-    """Return one row per incident, and where the reports are; ``older``: incidents that are not shown."""
+    """Return one row per incident, and the place of the reports; ``older``: incidents that are not shown."""
     wide, narrow = (Table(box=box.SIMPLE_HEAD, expand=False, padding=0) for _ in range(2))
     for table in (wide, narrow):
         table.add_column("#", justify="right", no_wrap=True)

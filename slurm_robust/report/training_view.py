@@ -70,9 +70,9 @@ class _TrainingLine(Record):
     checkpoints: int = 0
     """Complete ones on storage."""
     nbytes: int = 0
-    """Of all files of checkpoints on storage."""
+    """Bytes of all files of checkpoints on storage."""
     storage: str = ""
-    """Where they are."""
+    """The place in which they are."""
     unlisted: str = ""
     """Why storage does not say which checkpoints it has, "" if it does."""
     trouble: str = ""

@@ -1,1 +1,3 @@
-"""What ``srobust run`` does before a controller begins: checks, sizes, and from where a training goes on."""
+"""What ``srobust run`` does before a controller begins: checks, sizes, and the point from which a training
+goes on.
+"""

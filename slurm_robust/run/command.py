@@ -55,7 +55,7 @@ def run(
 ) -> int:
     """Run ``command``, which was checked, protected, inside a batch script; returns the job's exit code.
 
-    ``wish``: from where it is to go on; of no account once the job has begun.
+    ``wish``: the point from which it should go on; of no account once the job has begun.
 
     Raises ``PreflightError``, ``JournalDamaged``, ``NoSuchJob``, ``SlurmError``.
     """
@@ -115,9 +115,9 @@ def run(
 def _start_again(
     wish: ContinueOptions, state: JobState, whole: TrainingDirectory, config: JobConfig, restart_count: int
 ) -> None:
-    """A job that has begun goes on from its own journal, if its training is still its own.
+    """Start a job that has begun again: it goes on from its own journal, if its training is still its own.
 
-    Somebody who starts it again by hand for another training gets none. After a requeue it goes on all the
+    A user who starts it again by hand for another training gets none. After a requeue it goes on all the
     same: the configuration may have changed meanwhile. Raises :class:`PreflightError`.
     """
     job = str(state.job_id)
@@ -178,7 +178,7 @@ def _here(
 def _chapter(
     directory: JobDirectory, allocation: Allocation, run_id: str, cluster: str, submitted: float | None
 ) -> Chapter:
-    """This job, as a training writes it down."""
+    """Return this job, as a training writes it down."""
     return Chapter(
         job_id=allocation.job_id,
         run_id=run_id,

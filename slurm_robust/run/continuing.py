@@ -170,7 +170,9 @@ def _take(wish: ContinueOptions, here: Here) -> Started:
 
 
 def _check_readable(training: TrainingDirectory) -> None:
-    """Nobody can know whether a job that wrote what cannot be read still runs. Raises PreflightError."""
+    """Refuse what cannot be read: whether the job that wrote it still runs is unknown then. Raises
+    PreflightError.
+    """
     if (path := training.unreadable()) is not None:
         raise PreflightError(
             f"{path}, which says what job took training {training.name} last, cannot be read: storage lost "
@@ -238,7 +240,9 @@ def _check_source(
     chapters: Sequence[Chapter],
     wish: ContinueOptions,
 ) -> None:
-    """A training that has a past goes on from one of its own jobs. Raises :class:`PreflightError`."""
+    """Check the source: a training that has a past goes on from one of its own jobs. Raises
+    :class:`PreflightError`.
+    """
     if named is None or told is None:
         return
     own = named.event.runs[-1:] and named.event.runs[-1] in {chapter.run_id for chapter in chapters}
@@ -272,7 +276,7 @@ def _check_step(source: StartingPoint | None, wish: ContinueOptions) -> None:
 
 
 def _check_reach(source: StartingPoint | None, here: Here) -> None:
-    """What is to be put into this job's folder has to be there now: a later run does not look elsewhere.
+    """Check that what goes into this job's folder is there now: a later run does not look elsewhere.
 
     Raises :class:`PreflightError`.
     """
@@ -304,7 +308,7 @@ def _claim(training: TrainingDirectory, number: int, before: Sequence[Chapter], 
         return False
     if {each.run_id for each in training.read()} == {each.run_id for each in (*before, chapter)}:
         return True
-    training.claim(number).unlink()  # somebody has moved the training aside meanwhile
+    training.claim(number).unlink()  # a user has moved the training aside meanwhile
     return False
 
 
@@ -318,7 +322,7 @@ def _write(training: TrainingDirectory, chapter: Chapter) -> None:
 
 
 def _move_aside(training: TrainingDirectory, here: Here) -> Path | None:
-    """Make room for a new beginning; where the old folder is now, None if another job was faster."""
+    """Make room for a new beginning; the present place of the old folder, None if another job was faster."""
     name = f"{training.path.name}{ASIDE}{minute(time.time())}"
     target, number = training.path.with_name(name), 2
     while target.exists():
@@ -332,7 +336,7 @@ def _move_aside(training: TrainingDirectory, here: Here) -> Path | None:
 
 
 def _renumbered(told: StartingPoint | None, wish: ContinueOptions, here: Here) -> ev.Continued | None:
-    """For a new beginning among checkpoints that stay where they are: their generations are taken."""
+    """Return the event for a new beginning among checkpoints that stay: their generations are taken."""
     newest = CheckpointStore(here.storage).newest_generation()
     if not newest:
         return None
@@ -361,7 +365,9 @@ def _renumbered(told: StartingPoint | None, wish: ContinueOptions, here: Here) -
 def _go_on(
     source: StartingPoint, wish: ContinueOptions, here: Here, *, before: StartingPoint | None, chapter: int
 ) -> ev.Continued:
-    """The event for the journal. The checkpoints are in this job's folder when this returns; tells all."""
+    """Return the event for the journal. The checkpoints are in this job's folder when this returns; tells
+    all.
+    """
     event = source.event if wish.step is None else policy.until(source.event, wish.step)
     target = CheckpointStore(here.storage)
     generation = max(event.generation, target.newest_generation())
@@ -398,7 +404,7 @@ def _go_on(
 
 
 def _hint(here: Here, training: str = "") -> Iterator[str]:
-    """What earlier jobs of the same script have left: it is only said. ``training``: what begins."""
+    """Yield what earlier jobs of the same script have left: it is only said. ``training``: what begins."""
     jobs = [*jobs_of_script(here.root, here.directory.path, here.kind.value, here.command, here.cwd)]
     same_name = (job for job in jobs if training and job.started.training == training)
     if (before := next(same_name, None)) is not None and (loss := before.loss()):
@@ -417,7 +423,7 @@ def _usage(text: str, fix: str) -> PreflightError:
 
 @contextmanager
 def _friendly(root: Path) -> Iterator[None]:
-    """Raise :class:`PreflightError` for what somebody else owns, and for what storage refuses."""
+    """Raise :class:`PreflightError` for what another user owns, and for what storage refuses."""
     try:
         yield
     except PermissionError as error:
@@ -438,7 +444,7 @@ def _friendly(root: Path) -> Iterator[None]:
 def check_still_ours(
     training: TrainingDirectory, run_id: str, job: str, timeout_s: float, clock: WaitClock = REAL
 ) -> None:
-    """A job that was requeued is still the newest chapter of its training. Raises :class:`PreflightError`.
+    """Check that a requeued job is still the newest chapter of its training. Raises :class:`PreflightError`.
 
     ``timeout_s``: for how long a later job may ask Slurm before it keeps the training, or gives it back.
     """

@@ -1,4 +1,4 @@
-"""Waits until the job that took a training last, or a job that is to be gone on from, has let it go."""
+"""Waits until the job that took a training last, or the job to go on from, has let it go."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def is_free(chapter: Chapter, ended: ev.RunEnded | None, slurm: SlurmClient) -> 
 
 
 def _ask(slurm: SlurmClient, job_id: int) -> tuple[SlurmJob | None, str]:
-    """Slurm's word on a job, None for one that it does not know; and why it gives none."""
+    """Return Slurm's word on a job, None for one that it does not know; and why it gives none."""
     try:
         return slurm.job(job_id), ""
     except JobNotFound:
@@ -181,7 +181,7 @@ def _refusal(chapter: Chapter, job: SlurmJob | None, asked: Applicant, answer: s
             code=ExitCode.OTHER_CONTROLLER,
         )
     states = "+".join(sorted(job.states))
-    if job.is_completing and not job.is_pending:  # somebody has cancelled it, or it has ended
+    if job.is_completing and not job.is_pending:  # it was cancelled, or it has ended
         advice = completing_advice(asked.slurm, job)
         return PreflightError(
             f"{asked.what} is held by {who}, {states}: Slurm is still ending it",

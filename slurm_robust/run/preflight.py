@@ -38,7 +38,7 @@ PING_TIMEOUT_S = 2.0
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
-    """The script, module or program must be there, as this node sees it. Raises PreflightError.
+    """Check that the script, module or program is there, as this node sees it. Raises PreflightError.
 
     The agents check it again, each on its node.
     """
@@ -112,7 +112,7 @@ def sizes(
 
 
 def _resize(nodes: int, allocation: Allocation, *, later_run: bool) -> str:
-    """How to give the job this number of nodes.
+    """Return how to give the job this number of nodes.
 
     Slurm keeps the script of a requeued job, with the options in it.
     Without its upper end NumNodes would keep that of the last update.
@@ -128,16 +128,17 @@ def _resize(nodes: int, allocation: Allocation, *, later_run: bool) -> str:
 
 
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
-    """Return where the job's folder is: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
+    """Return the job's folder: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
     base = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
     root = base / (config.job_dir or JOBS_FOLDER)
     return JobDirectory(root / (f"{job_id}.{name}" if name else str(job_id)))
 
 
 def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_run: bool) -> tuple[str, ...]:
-    """Nobody else may be able to exchange the job directory, as far as it is there. Raises PreflightError.
+    """Check that no other user can exchange the parts of the job directory that are there. Raises
+    PreflightError.
 
-    Returns warnings: of a group that may write above its directory; and in a ``later_run`` of a job, which
+    Returns warnings: about a group that may write above its directory; and in a ``later_run`` of a job, which
     was accepted once, of all that is wrong there.
     """
     submitted = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
@@ -186,13 +187,13 @@ def _no_directory(directory: JobDirectory, error: OSError) -> PreflightError:
 
 
 def check_alone(directory: JobDirectory) -> None:
-    """No other controller may live on this job. Raises PreflightError if one answers."""
+    """Check that no other controller lives on this job. Raises PreflightError if one answers."""
     newest = newest_epoch(directory.epochs)
     if newest is None:
         return
     hosts = newest.addresses or (newest.host,)
     if not knock({host: (host, newest.port) for host in hosts}).taken:
-        return  # nobody listens there any more, and ZeroMQ would try for all of the time
+        return  # no process listens there any more, and ZeroMQ would try for all of the time
     answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
     if answer is not None:  # of whatever version
         raise PreflightError(
@@ -203,7 +204,7 @@ def check_alone(directory: JobDirectory) -> None:
 
 
 def check_unbegun(directory: JobDirectory) -> None:
-    """No other start may have written a journal while this one waited for its end.
+    """Check that no other start has written a journal while this one waited for its end.
 
     Raises :class:`PreflightError`, ``JournalDamaged``, ``OSError``.
     """
@@ -216,7 +217,7 @@ def check_unbegun(directory: JobDirectory) -> None:
 
 
 def check_history(state: JobState, events: list[AnyEvent], command: tuple[str, ...]) -> int | None:
-    """Exit code of a run that is over already, None for one that is to start or to go on.
+    """Return the exit code of a run that is over already, None for one that must start or go on.
 
     Raises PreflightError when the job directory belongs to another command.
     """
@@ -274,7 +275,7 @@ def make_plan(
 
 
 def _own_output() -> str:
-    """Return where this process's output goes, "" if that is no file."""
+    """Return the file that this process's output goes to, "" if that is no file."""
     try:
         return os.readlink("/proc/self/fd/1") if stat.S_ISREG(os.fstat(1).st_mode) else ""
     except OSError:
@@ -321,7 +322,7 @@ _SLURM_COMMANDS = ("scontrol", "srun")  # those without which no job runs; the o
 
 
 def check_slurm_commands(environ: Mapping[str, str]) -> None:
-    """Refuse to begin where Slurm's commands cannot be started, as within most images of containers."""
+    """Refuse to begin if Slurm's commands cannot be started, as within most images of containers."""
     path = environ.get("PATH", "")
     lacking = [name for name in _SLURM_COMMANDS if shutil.which(name, path=path) is None]
     if lacking:
@@ -339,7 +340,7 @@ ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whet
 
 
 def find_job(slurm: SlurmClient, job_id: int) -> SlurmJob | None:
-    """Slurm's view of the job; None if Slurm does not answer."""
+    """Return Slurm's view of the job; None if Slurm does not answer."""
     try:
         return slurm.job(job_id)
     except SlurmError:

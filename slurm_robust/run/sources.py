@@ -34,7 +34,7 @@ class Here(NamedTuple):
     chapter: Chapter
     """What its training would note about it."""
     storage: Path
-    """Where its checkpoints will be."""
+    """The folder in which its checkpoints will be."""
     kind: CommandKind
     command: tuple[str, ...]
     cwd: str
@@ -59,7 +59,7 @@ class Here(NamedTuple):
 
 
 class StartingPoint(NamedTuple):
-    """From where it goes on."""
+    """The point from which it goes on."""
 
     event: ev.Continued
     store: CheckpointStore
@@ -154,7 +154,7 @@ def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> S
 
 
 def _free(earlier: Earlier, here: Here) -> StartingPoint:
-    """``earlier``, which must have ended."""
+    """Return ``earlier``, which must have ended."""
     source = _of_job(earlier)
     if earlier.directory.path != here.directory.path:
         await_free(
@@ -184,7 +184,7 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def of_folder(path: Path, job_id: int = 0) -> StartingPoint:
-    """Return a folder of checkpoints that somebody has put somewhere.
+    """Return a folder of checkpoints that a user has put somewhere.
 
     ``job_id``: only what this job wrote counts; 0 for all.
     """
@@ -220,7 +220,7 @@ def run_of(store: CheckpointStore, ref: CheckpointId) -> str:
 
 
 def _written_as(store: CheckpointStore, ref: CheckpointId, size: int) -> tuple[str, str]:
-    """By which run, and with which layout."""
+    """Return by which run, and with which layout."""
     try:
         header = read_sidecar(store.part_path(ref, 0, size)).header
     except CheckpointError:

@@ -1,9 +1,9 @@
 """A page for Prometheus over HTTP, in a thread of its own that can hold up nothing else.
 
-Two paths exist: ``/metrics``, with a bearer token where one is required, and ``/healthz``. Everything is
+Two paths exist: ``/metrics``, with a bearer token if one is required, and ``/healthz``. Everything is
 bounded: a request in size and time, an answer in time, connections in number. Whoever holds connections
 open without asking loses them to whoever comes next. There is no TLS: the page names nodes, steps and
-losses, and a token that somebody reads from the wire opens nothing but the page.
+losses, and a token that is read from the wire opens nothing but the page.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RETRY_S = 10.0
 """Between two attempts to open the port."""
 
 FRESH_S = 1.0
-"""As long as somebody scrapes, the page is looked after this often, so that a scrape only has to send it."""
+"""While the page is scraped, it is looked after this often, so that a scrape only has to send it."""
 
 CACHED_S = 3.0
 """A page that is not older is shown again."""
 
 WANTED_S = 300.0
-"""Somebody scrapes as long as the last request is not older."""
+"""The page is scraped as long as the last request is not older."""
 
 FIRST_S = 2.0
 """How long the first request waits until there is something to show."""
@@ -116,7 +116,7 @@ class Endpoint:
         request_s: float = REQUEST_S,
         most: int = MAX_CONNECTIONS,
     ) -> None:
-        """``address``: host and port, 0 for any free one.
+        """Take ``address``, host and port, 0 for any free one.
 
         All functions are called in the thread of the endpoint and must not block: ``page`` makes the page,
         None as long as there is nothing to show; ``token`` gives the token that a request must show, None
@@ -275,7 +275,7 @@ class Endpoint:
         )
 
     async def _current(self) -> tuple[float, bytes, bytes] | None:
-        """Return the newest page; None if nothing is to be shown yet."""
+        """Return the newest page; None if there is nothing to show yet."""
         self._asked_at = time.monotonic()
         until = self._asked_at + FIRST_S
         while self._made is None or time.monotonic() - self._made[0] >= CACHED_S:

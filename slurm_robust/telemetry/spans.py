@@ -42,7 +42,7 @@ class Trace(Record):
     """Names the job among all jobs of all clusters."""
     service: str
     attributes: dict[str, Value]
-    """Of the whole job."""
+    """For the whole job."""
     spans: tuple[TraceSpan, ...]
     """Parents before their children."""
 

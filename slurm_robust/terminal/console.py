@@ -180,7 +180,7 @@ class Bar:
     """
 
     def __init__(self, what: str, total: float | None = None, unit: str = "", *, quiet: bool = False) -> None:
-        """``total``: of ``unit`` (a plural, or :data:`BYTES`); None if not known."""
+        """Take ``total``, the number of ``unit`` (a plural, or :data:`BYTES`); None if not known."""
         console = Screen(stderr=True)
         columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
         if total is None:

@@ -22,10 +22,10 @@ from slurm_robust.util.files import names_in
 from slurm_robust.util.ours import check_own_folder, read_ours
 
 MAX_JOBS = 200
-"""Of a folder with more, only those whose journals changed last are looked at."""
+"""In a folder with more, only those whose journals changed last are looked at."""
 
 MAX_READ = 20
-"""Of the same script; a journal of months takes seconds."""
+"""For the same script; a journal of months takes seconds."""
 
 _FIRST_LINE = 65536  # bytes
 
@@ -38,7 +38,7 @@ class Earlier(Record):
     state: JobState
     submitted: float | None
     storage: Path
-    """Where its checkpoints are now."""
+    """The folder in which its checkpoints are now."""
     events: list[ev.AnyEvent] = []
     """Its journal."""
 
@@ -74,7 +74,7 @@ class Earlier(Record):
 
     @property
     def newest(self) -> CheckpointId | None:
-        """The checkpoint from which a new job would go on; None without one, or where storage refuses."""
+        """The checkpoint from which a new job would go on; None without one, or if storage refuses."""
         event = lineage(self.state, str(self.directory.path), 0.0)
         try:
             found = counted(event, CheckpointStore(self.storage).complete())
@@ -151,14 +151,15 @@ def _read(directory: JobDirectory) -> Earlier | None:
 
 
 def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], cwd: str) -> Earlier | None:
-    """That of :func:`jobs_of_script` that has left a checkpoint."""
+    """Return the newest of :func:`jobs_of_script` that has left a checkpoint."""
     return next(
         (job for job in jobs_of_script(root, own, kind, command, cwd) if job.newest is not None), None
     )
 
 
 def jobs_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], cwd: str) -> Iterator[Earlier]:
-    """Jobs below ``root`` of the same script, from the same folder, that began to train; the newest first.
+    """Yield jobs below ``root`` of the same script, from the same folder, that began to train; the newest
+    first.
 
     ``own``: the folder of the job that asks. Jobs whose folders cannot be read do not count.
     """

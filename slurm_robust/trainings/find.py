@@ -86,7 +86,7 @@ def named(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobD
 
 
 def root_of(root: str | None) -> Path:
-    """Return where the folders of jobs and trainings are: ``--job-dir``, else ``srobust-jobs`` here."""
+    """Return the folder with the folders of jobs and trainings: ``--job-dir``, else ``srobust-jobs`` here."""
     return Path(root) if root else Path.cwd() / JOBS_FOLDER
 
 
@@ -147,10 +147,10 @@ def moved_aside(root: Path, name: str) -> tuple[str, ...]:
 
 
 class TrainingPosition(Record):
-    """Where a job is among those of its training."""
+    """The position of a job among those of its training."""
 
     training: str
-    """By the name that commands take, also where ``--fresh`` has moved it aside."""
+    """Its name as commands take it, also if ``--fresh`` has moved it aside."""
     newest: str | None = None
     """Its newest job as squeue shows it, "" if it is this one; None if that is not known."""
     moved_aside: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class TrainingPosition(Record):
 
 
 def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPosition:
-    """Return where the job of this folder and run is in its ``training``."""
+    """Return the position of the job of this folder and run in its ``training``."""
     try:
         found = training_of(directory, training, run_id)
         chapters = found.read() if found is not None else ()
@@ -171,7 +171,7 @@ def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPos
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:
-    """Return where the folder of one of its jobs is now; None if it is gone and another job has its place.
+    """Return the present folder of one of its jobs; None if it is gone and another job has its place.
 
     One that has no journal yet is where it will be. Raises ``OSError``.
     """
@@ -214,7 +214,7 @@ def newest_job(training: TrainingDirectory, slurm: SlurmClient) -> JobDirectory:
 
 
 def _check_starting(training: TrainingDirectory, chapter: Chapter, slurm: SlurmClient) -> None:
-    """Raises :class:`NotBegun` for a job without a journal that Slurm has, or may have."""
+    """Raise :class:`NotBegun` for a job without a journal that Slurm has, or may have."""
     view = ask_slurm(slurm, chapter.job_id)
     if not view.goes_on:
         return
@@ -306,13 +306,13 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
 
 
 def _of_task(root: Path, task: str) -> Iterator[Path]:
-    """Folders below ``root`` whose run is this task of an array, the newest first."""
+    """Yield folders below ``root`` whose run is this task of an array, the newest first."""
     for folder in sorted(root.iterdir(), key=lambda path: path.name, reverse=True):
         try:
             with JobDirectory(folder).journal.open("rb") as file:
                 first = decode_event(file.readline())
         except (OSError, msgspec.DecodeError):
-            continue  # not a job's folder, somebody else's, or one that has just begun
+            continue  # not a job's folder, another user's, or one that has just begun
         if isinstance(first, RunStarted) and first.array_task == task:
             yield folder
 

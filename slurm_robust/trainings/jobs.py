@@ -36,7 +36,7 @@ class ChapterState(str, Enum):
 
 
 class ChapterRow(Record):
-    """One job of a training. Times are seconds since 1970, by slurmctld's clock where it is known."""
+    """One job of a training. Times are seconds since 1970, by slurmctld's clock if it is known."""
 
     job: str
     """As squeue shows it."""
@@ -47,11 +47,11 @@ class ChapterRow(Record):
     begin: float | None = None
     """When it was submitted; of a job that waited for the one before, when that had ended."""
     started: float | None = None
-    """When Slurm first started it; None before, and where that is not known."""
+    """When Slurm first started it; None before, and if that is not known."""
     end: float | None = None
     """None while it goes on."""
     nodes: int = 0
-    """The most that it held at once."""
+    """The most that it held at a time."""
     from_step: int | None = None
     """The step of the checkpoint with which it began, -1 for none; None as long as nothing was launched."""
     to_step: int | None = None
@@ -123,7 +123,7 @@ def newest_of(
 
 
 def storage(training: TrainingDirectory, job: Begun | None) -> Path:
-    """Return where the checkpoints of a training are; ``job``: its newest that knows."""
+    """Return the folder with the checkpoints of a training; ``job``: its newest that knows."""
     if job is None:
         return training.checkpoints
     try:
@@ -197,12 +197,12 @@ def without_journal(
 
 
 def begun(jobs: Sequence[Begun | ChapterRow]) -> list[Begun]:
-    """Those with a journal."""
+    """Return those with a journal."""
     return [job for job in jobs if isinstance(job, Begun)]
 
 
 def later_of(jobs: Sequence[Begun]) -> list[list[list[AnyEvent]]]:
-    """For each job the journals of those that came after it."""
+    """Return for each job the journals of those that came after it."""
     journals = [job.events for job in jobs]
     return [journals[place + 1 :] for place in range(len(jobs))]
 
@@ -233,7 +233,7 @@ class NewestJob(Record):
     slurm: str = ""
     """Slurm's own state of it, "" if Slurm does not know it."""
     may_hold: bool = True
-    """The job has the training, or nobody can say that it has not."""
+    """The job has the training, or it is not known that it has not."""
     has_begun: bool = True
     """It has a journal."""
 

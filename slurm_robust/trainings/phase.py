@@ -26,7 +26,7 @@ def phase_of(
 ) -> tuple[str, str]:
     """Return a job's activity, and the reason for it.
 
-    ``state``: the fold of ``events``, where it is known; ``is_over``: Slurm has ended the job.
+    ``state``: the fold of ``events``, if it is known; ``is_over``: Slurm has ended the job.
     """
     state = fold(events) if state is None else state
     if (ended := state.ended) is not None:
@@ -50,7 +50,7 @@ def phase_of(
 
 
 def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:
-    """Phase and reason of a requeue: whether Slurm has accepted it, else its refusal."""
+    """Return phase and reason of a requeue: whether Slurm has accepted it, else its refusal."""
     orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
     if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
         return REQUEUED, begun.reason

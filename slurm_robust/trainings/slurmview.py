@@ -28,7 +28,7 @@ class SlurmView(Record):
 
     job: SlurmJob | None = None
     row: AccountingRow | None = None
-    """slurmdbd's record of its newest run, where it was asked."""
+    """slurmdbd's record of its newest run, if it was asked."""
     silent: str = ""
     """Why there is no answer, as the end of a sentence that begins with "Slurm"."""
     away: bool = False
@@ -38,7 +38,7 @@ class SlurmView(Record):
     most: int = 0
     """And at most."""
     waiting: PendingJob | None = None
-    """What a pending job waits for, where its nodes were asked for."""
+    """What a pending job waits for, if its nodes were asked for."""
     leaves: bool = False
     """Slurm ends the run that the journal knows, and not to requeue the job."""
 
@@ -51,7 +51,7 @@ class SlurmView(Record):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended for good, as far as Slurm knows."""
+        """Whether it has ended for good, by what Slurm knows."""
         if self.job is not None:
             return self.job.is_finished or self.leaves
         return self.row is not None and self.row.state in TERMINAL_STATES
@@ -62,7 +62,7 @@ class SlurmView(Record):
         return not self.is_over and (self.job is not None or self.row is not None or self.away)
 
     def describe(self) -> str:
-        """``PENDING (Resources), needs 3 nodes``, ``does not answer (…)``; "" for an unknown job."""
+        """Return ``PENDING (Resources), needs 3 nodes``, ``does not answer (…)``; "" for an unknown job."""
         job = self.job
         reason = f" ({job.reason})" if job is not None and job.reason not in ("", "None") else ""
         to = f"{self.needs} to " if self.most > self.needs else ""
@@ -79,7 +79,7 @@ def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
     """Return the job as Slurm knows it now. Never raises."""
     try:
         job = slurm.job(job_id)
-        # Of a requeued job NumNodes may be what was left of it, once it had been shrunk.
+        # For a requeued job NumNodes may be what was left of it, once it had been shrunk.
         known = job.least_nodes or (0 if job.restart_count else job.num_nodes)
         return SlurmView(job=job, needs=known if job.is_pending else 0)
     except JobNotFound:
@@ -91,7 +91,7 @@ def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
 
 
 def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
-    """slurmdbd's row of the job's newest run; None without one, and without accounting."""
+    """Return slurmdbd's row of the job's newest run; None without one, and without accounting."""
     try:
         rows = slurm.accounting(job_id)
     except SlurmError:
@@ -100,7 +100,7 @@ def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
 
 
 def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
-    """The job of a journal as Slurm knows it; empty if its id now belongs to another job."""
+    """Return the job of a journal as Slurm knows it; empty if its id now belongs to another job."""
     state = fold(events)
     view = ask_slurm(slurm, state.job_id)
     job = view.job
@@ -119,13 +119,13 @@ def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
 
 
 def need_of(state: JobState) -> Need | None:
-    """With how many nodes the job of a journal can go on; None before its first run has begun."""
+    """Return with how many nodes the job of a journal can go on; None before its first run has begun."""
     slots = len(state.world.slots)
     return Need(least=slots, most=slots + state.wanted_spares) if slots else None
 
 
 def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> PendingJob | None:
-    """Return what a pending job waits for, None for any other. ``state``: of its journal, where it has
+    """Return what a pending job waits for, None for any other. ``state``: that of its journal, if it has
     one.
     """
     if not job.is_pending:
@@ -139,7 +139,7 @@ def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> Pend
 
 
 def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:
-    """Return what a COMPLETING job waits for and how to end that; "" for any other, and where Slurm does not
+    """Return what a COMPLETING job waits for and how to end that; "" for any other, and if Slurm does not
     say.
     """
     if not job.is_completing or not job.nodes:

@@ -38,16 +38,16 @@ class PendingJob(Record):
     """With how many nodes it can go on."""
 
     places: Places
-    """Where the nodes of its partitions are; empty if the reason has nothing to do with them."""
+    """What the nodes of its partitions are to it; empty if the reason has nothing to do with them."""
 
     command: str
-    """What starts it now; "" if nothing can, or where Slurm will do it by itself."""
+    """What starts it now; "" if nothing can, or if Slurm will do it by itself."""
 
     why: str
     """What the command does, or what has to happen first."""
 
     def describe(self, now: float) -> str:
-        """``for 8 min: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out``."""
+        """Return ``for 8 min: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out``."""
         found = self.places
         parts = []
         if found != Places():
@@ -74,8 +74,8 @@ def waiting(
 ) -> PendingJob | None:
     """Return what ``job`` waits for; None if it is not pending.
 
-    ``nodes``: all of Slurm's, none if it has not shown them; ``need``: with how many nodes the job can go
-    on, where that is known; ``weakest``: the nodes that we left out, the weakest first.
+    ``nodes``: all of Slurm's, none if it has not shown them; ``need``: with how many nodes the job can go on,
+    if that is known; ``weakest``: the nodes that we left out, the weakest first.
     """
     if not job.is_pending:
         return None

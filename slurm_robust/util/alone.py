@@ -14,14 +14,14 @@ import time
 
 _CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
 _TRIES, _PAUSE_S = 50, 0.01
-_MAX_ASKED = 1 << 16  # each question stays in the queue, since nobody accepts; the kernel has a limit, too
+_MAX_ASKED = 1 << 16  # each question stays in the queue, as nothing accepts; the kernel has a limit, too
 
 
 class Alone:
     """Takes a name for this process; it goes back by :meth:`close`, or with the end of the process."""
 
     def __init__(self, what: str) -> None:
-        """``what``: only processes of this user with the same text exclude each other."""
+        """Take ``what``: only processes of this user with the same text exclude each other."""
         digest = hashlib.sha256(f"{os.geteuid()}:{what}".encode(errors="surrogateescape")).hexdigest()
         self._name = f"\0srobust-{digest}"
         self._socket: socket.socket | None = None
@@ -29,8 +29,8 @@ class Alone:
     def take(self) -> int | None:
         """Take the name. Returns None, or the id of the process that has it, 0 if that is hidden.
 
-        A name that somebody else has put in the way, or of which the kernel does not tell whose it is, or a
-        kernel that has none, keeps nobody out.
+        A name that another user has put in the way, or whose owner the kernel does not tell, or a kernel that
+        has none, keeps no process out.
         """
         for _ in range(_TRIES if self._socket is None else 0):
             ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -49,7 +49,7 @@ class Alone:
             except ConnectionRefusedError:
                 time.sleep(_PAUSE_S)  # it does not listen yet, or has just ended
             except OSError:
-                return None  # its queue is full, say, which only somebody who means to can do
+                return None  # its queue is full, say, which only a process that means to can do
         return None
 
     def close(self) -> None:

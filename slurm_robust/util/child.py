@@ -21,7 +21,8 @@ class LineProcess:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, keep_errors: bool = True
     ) -> None:
-        """``keep_errors``: for the text of the ``EOFError``; else the child writes to this process's stderr.
+        """Start the child. ``keep_errors``: for the text of the ``EOFError``; else the child writes to this
+        process's stderr.
 
         Raises ``OSError``.
         """

@@ -21,7 +21,9 @@ _LINE_CHARS = 500
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
-    """Let ``data`` be the content of ``path``. ``mode``: of the file, less the umask. Raises ``OSError``."""
+    """Let ``data`` be the content of ``path``. ``mode``: that of the file, less the umask. Raises
+    ``OSError``.
+    """
     with replacing(path, durable=durable) as beside, os.fdopen(os.open(beside, _NEW, mode), "wb") as file:
         file.write(data)
 

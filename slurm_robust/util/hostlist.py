@@ -1,8 +1,8 @@
 """Slurm's hostlists: ``n[1-3,7],gpu[01-04]``, as src/common/hostlist.c of 22.05 to 26.05 reads them.
 
-:func:`expand` keeps the order in which the list is written, because order carries meaning where
-Slurm states an allocation (task 0 runs on the first node). :func:`fold` sorts and removes
-duplicates, which is right wherever a set of nodes is meant (excluded nodes, a drain, ``--nodelist``).
+:func:`expand` keeps the order in which the list is written, because order carries meaning if Slurm states an
+allocation (task 0 runs on the first node). :func:`fold` sorts and removes duplicates, which is right wherever
+a set of nodes is meant (excluded nodes, a drain, ``--nodelist``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 MAX_NAMES = 64 * 1024
 """The most nodes of one cluster, and of one range (Slurm's MAX_RANGE, MAX_SLURM_NODES)."""
 
-# What Slurm prints where there is no node.
+# What Slurm prints if there is no node.
 _NONE = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})
 
 # As text: re compiles them when they are first needed, and every hook imports this.

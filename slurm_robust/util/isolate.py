@@ -209,7 +209,7 @@ class _Child:
         self.is_over = False
         """Nothing more comes from it."""
         self.fd, theirs = os.pipe()
-        """Where its answers come from."""
+        """The descriptor that its answers come from."""
         try:
             self._pid = os.fork()
             if self._pid == 0:
@@ -309,7 +309,7 @@ class _Child:
 
 
 def _reap() -> None:
-    """Collect those that have ended by now; who calls this module for days leaves no zombies."""
+    """Collect those that have ended by now; a caller that runs for days leaves no zombies."""
     for pid in list(_abandoned):
         try:
             if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -339,7 +339,7 @@ def _serve(
 
 
 def _limit(limit_s: float) -> None:
-    """End this child also where the parent was killed and cannot."""
+    """End this child also if the parent was killed and cannot."""
     signal.setitimer(signal.ITIMER_REAL, limit_s + 1.0)
 
 
@@ -365,7 +365,7 @@ def _detach(tickets: int, answers: int) -> None:
     for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # First of all, and by a detour: where standard files are not open, the pipes may be in their places.
+    # First of all, and by a detour: if standard files are not open, the pipes may be in their places.
     above = max(_TICKETS_FD, tickets, answers) + 1
     for fd, place in ((tickets, _TICKETS_FD), (answers, _ANSWERS_FD)):
         os.dup2(fd, above + place, inheritable=False)

@@ -1,7 +1,7 @@
-"""Files and folders that count only if they are this user's own, where others may write beside them.
+"""Files and folders that count only if they are this user's own, in folders that others may write to.
 
-In folders that others may write to (shared submit folders, /tmp, scratch) somebody else can put a folder, a
-link or a pipe where ours is expected. What is opened here is neither followed nor waited for.
+In folders that others may write to (shared submit folders, /tmp, scratch) another user can put a folder, a
+link or a pipe in the place of ours. What is opened here is neither followed nor waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotOurs(PermissionError):
-    """A file or folder is somebody else's, or not what it should be: the message names it and the fix."""
+    """A file or folder is another user's, or not what it should be: the message names it and the fix."""
 
     def __init__(self, path: Path | str, what: str) -> None:
         super().__init__(errno.EPERM, f"{path} {what}", str(path))

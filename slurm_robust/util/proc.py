@@ -22,7 +22,7 @@ _CPU_FIELDS = slice(11, 15)
 _BEGUN_FIELD = 19
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-_UNLIMITED = 1 << 60  # version 1 shows a limit near 2**63 where there is none
+_UNLIMITED = 1 << 60  # version 1 shows a limit near 2**63 if there is none
 
 
 class _ProcessLine(NamedTuple):
@@ -127,7 +127,7 @@ class MemoryCgroup(NamedTuple):
 
 
 def memory_cgroups(proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[MemoryCgroup]:
-    """This process's memory cgroup and those above it, version 2 or 1."""
+    """Yield this process's memory cgroup and those above it, version 2 or 1."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:

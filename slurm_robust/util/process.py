@@ -103,7 +103,7 @@ def prefer_for_oom(score: int = OOM_SCORE) -> None:
 
 
 def bind(cpus: Collection[int], node: int) -> None:
-    """Run on ``cpus`` and take memory from NUMA node ``node`` first; all CPUs where empty, no node below 0.
+    """Run on ``cpus`` and take memory from NUMA node ``node`` first; all CPUs if empty, no node below 0.
 
     What the kernel refuses is left: the process is as good without.
     """

@@ -80,7 +80,7 @@ def run_program(
 
 
 def _in_memory(data: bytes) -> int:
-    """Put ``data`` in a file for a program to read: no pipe, which somebody would have to feed."""
+    """Put ``data`` in a file for a program to read: no pipe, which a thread would have to feed."""
     fd = os.memfd_create("stdin")
     rest = memoryview(data)
     while rest:

@@ -47,11 +47,11 @@ class Script(NamedTuple):
     """The numbers of lines that a comment begins in: none inside of a string or a here-document."""
 
     open_quote: int | None = None
-    """The number of the line with a quote that does not end; None also where parentheses hide it."""
+    """The number of the line with a quote that does not end; None also if parentheses hide it."""
 
 
 def parse(text: str) -> Script:
-    """Simple commands in the order in which they stand, empty ones left out but for their operators."""
+    """Parse simple commands in the order in which they stand, empty ones left out but for their operators."""
     text = text[:_MAX_CHARS]
     commands: list[Command] = []
     comments: set[int] = set()
@@ -103,7 +103,7 @@ def _quotes(token: str) -> frozenset[str]:
 
 
 def _behind(text: str, start: int, delimiter: str, *, tabs: bool) -> int:
-    """Return where the lines of a here-document end; ``start`` if its delimiter never comes."""
+    """Return the index at which the lines of a here-document end; ``start`` if its delimiter never comes."""
     lead = r"\t*" if tabs else ""
     end = re.compile(rf"^{lead}{re.escape(delimiter)}$\n?", re.MULTILINE).search(text, start)
     return end.end() if end else start

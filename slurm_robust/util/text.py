@@ -18,7 +18,7 @@ MAX_TEXT = 600
 _MAX_NAMES = 8
 
 # What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Those that
-# carry text are bounded: one that nobody has ended must not swallow the rest of a line.
+# carry text are bounded: one without an end must not swallow the rest of a line.
 # As text: re compiles it when it is first needed, and every hook imports this.
 _ESCAPES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -107,7 +107,7 @@ def without_urls(text: str) -> str:
 
 
 def settled(log: str) -> str:
-    """Return a log without what was written over: of each line of a progress bar its last state."""
+    """Return a log without what was written over: each line of a progress bar in its last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in log.split("\n"))
 
 

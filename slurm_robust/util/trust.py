@@ -19,7 +19,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 def distrust(path: str, owners: Collection[int] = ROOT) -> str:
     """Return why others than ``owners`` decide what is found at the absolute ``path``; "" if they do not.
 
-    Every folder is checked, and every link with every folder on the way to where it leads: whoever owns a
+    Every folder is checked, and every link with every folder on the way to its target: whoever owns a
     link in the middle can turn it, however well what it leads to now is kept.
     """
     parts = [part for part in path.split("/") if part]
@@ -48,7 +48,7 @@ def distrust_folder(folder: str) -> str:
     """Return the same for all that a folder holds; "" also if there is no such folder.
 
     Python's own folder holds those of installed packages, of which a virtual environment uses none: a folder
-    of packages counts where it is named itself.
+    of packages counts if it is named itself.
     """
     if not os.path.isdir(folder):
         return ""
@@ -83,8 +83,8 @@ def _open_to_others(path: str, found: os.stat_result, owners: Collection[int]) -
 def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]) -> bool:
     """Return whether what the mode of ``path`` lets its group do, it lets only ``owners`` do.
 
-    So it is where the group has the name of one of them and nobody else in it: many sites give each user such
-    a group, and an umask of 002. Where there is an access list, the group's bits are a limit for whoever is
+    So it is if the group has the name of one of them and no other member: many sites give each user such
+    a group, and an umask of 002. With an access list, the group's bits are a limit for whoever is
     in the list.
     """
     # Here, because hooks hardly ever meet what a group may write to; and a directory service may be asked.

@@ -17,11 +17,11 @@ class WakeUp:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable after a wake-up, until :meth:`clear`."""
+        """Return the descriptor, readable after a wake-up, until :meth:`clear`."""
         return self._read
 
     def wake(self) -> None:
-        """Wake the poller. From any thread, also after :meth:`close`."""
+        """Wake the poller, from any thread, also after :meth:`close`."""
         try:
             os.write(self._write, b"\0")
         except OSError:
@@ -65,7 +65,7 @@ class Inbox(Generic[T]):
         self._wakeup.wake()
 
     def take(self) -> list[T]:
-        """Take what was put since the last call, in that order. From the loop's thread only."""
+        """Take what was put since the last call, in that order. Call it from the loop's thread only."""
         self._wakeup.clear()
         found = []
         while not self._items.empty():

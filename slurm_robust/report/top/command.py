@@ -16,7 +16,7 @@ from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.trainings.slurmview import make_slurm
 
 MAX_JOBS = 200
-"""Of a folder, those whose journal has changed last."""
+"""In a folder, those whose journal has changed last."""
 
 DUMB = ("", "dumb", "unknown")
 """Terminals that cannot move their cursor."""

@@ -148,7 +148,7 @@ class JobFeed:
         wall: Callable[[], float] = time.time,
         mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``slurm``: is asked for a job whose controller is silent; None: Slurm is not."""
+        """Take ``slurm``, which is asked for a job whose controller is silent; None: Slurm is not asked."""
         self.directory = directory
         self._slurm = slurm
         self._wall, self._mono = wall, mono
