@@ -99,9 +99,7 @@ def _known(text: str, rows: Sequence[DrainReason]) -> _ReasonPart | None:
 
 
 def _listed(text: str, first: _ReasonPart, rows: Sequence[DrainReason]) -> list[_ReasonPart]:
-    """Split a list: Slurm lists what it has found behind commas, and so do some tools with what others
-    have.
-    """
+    """Split a list: Slurm puts commas between what it has found, and so do some tools."""
     if first.is_ours:
         return [first]
     found = [first]

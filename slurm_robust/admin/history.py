@@ -108,8 +108,7 @@ def gather(slurm: SlurmClient, logs: Iterable[Path], days: float, now: float) ->
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log that are about a node; a line that cannot be read (torn by a crash) is left
-    out.
+    """Return a log's events about nodes, without lines that cannot be read (torn by a crash).
 
     Raises :class:`LogUnreadable`.
     """
@@ -121,9 +120,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def own_log(path: Path) -> list[Path]:
-    """Return the event log of this node, if there is one. Raises :class:`LogUnreadable` if it cannot be
-    read.
-    """
+    """Return this node's event log, if there is one. Raises :class:`LogUnreadable` if it cannot be read."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -147,9 +144,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
-    """Return the events in order, those that Slurm cut in two (it does at every change of the state) made one
-    again.
-    """
+    """Return the events in order; those that Slurm cut in two (at every change of the state) are joined."""
     found: list[NodeEvent] = []
     last: dict[str, int] = {}
     for event in sorted(events, key=lambda e: (e.start_time or 0.0, e.end_time or float("inf"))):
@@ -168,16 +163,13 @@ def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def fault_kind(event: NodeEvent, site: Sequence[DrainReason] = ()) -> str:
-    """Return what the event says against the node; empty if a person took it out of service without a
-    fault.
-    """
+    """Return what the event says against the node; empty if a person took it out without a fault."""
     part = evidence(event.reason, site)
     return part.says if part else ""
 
 
 def failures_of(history: History, site: Sequence[DrainReason] = ()) -> list[Failure]:
-    """Return all that counts against nodes. What jobs suspected of a node counts once for each of their
-    users.
+    """Return all that counts against nodes. What jobs suspected of a node counts once per user.
 
     ``site``: what the site says of reasons.
     """

@@ -93,9 +93,7 @@ def _links(site: Site, plan: slurmconf.SlurmConfChange, *, live: bool) -> tuple[
 
 
 def _refuse_shared(site: Site, links: Iterable[str]) -> None:
-    """Refuse to link in a folder that nodes share: what is linked there runs on all of them, installed or
-    not.
-    """
+    """Refuse to link in a folder that nodes share: what is linked there runs on all of them."""
     for link in links:
         kind = site.network_kind(os.path.dirname(link))
         if kind and site.tree.find(link) is None and not link.startswith(f"{items.HOOKS}/"):

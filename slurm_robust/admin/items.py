@@ -93,9 +93,7 @@ def package_items(layout: Layout) -> list[Item]:
 
 
 def scripts(layout: Layout) -> dict[str, str]:
-    """Return the hooks by name, each calling this very ``srobust-node`` and finding the others in this
-    folder.
-    """
+    """Return the hooks by name; each calls this very ``srobust-node`` and finds the others in this folder."""
     known = {"SROBUST_NODE": shlex.quote(layout.node_command), "here": shlex.quote(layout.libexec)}
     return {
         path.name: _SETTING.sub(lambda found: f"{found[1]}={known[found[1]]}", path.read_text())
@@ -111,9 +109,7 @@ def unit(name: str, layout: Layout) -> str:
 
 
 def _for_systemd(path: str) -> str:
-    """Return how ExecStart= has it. systemd takes no program whose name has a quote, but any word as an
-    argument.
-    """
+    """Return how ExecStart= has it. systemd takes no program with a quote in its name, but any argument."""
     if re.fullmatch(r"[\w/.+@:,-]+", path):
         return path
     escaped = path.replace("\\", r"\\").replace('"', r"\"").replace("%", "%%").replace("$", "$$")

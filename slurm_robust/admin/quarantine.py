@@ -209,9 +209,7 @@ class Quarantine:
         return result
 
     def _drained_meanwhile(self, name: str) -> str:
-        """Return the reason with which another person has drained the node, who then owns it; empty without
-        one.
-        """
+        """Return the reason with which another person has drained the node, who then owns it; else ""."""
         try:
             node = self._slurm.node(name)
         except SlurmCommandError:
@@ -287,8 +285,7 @@ def _kept(node: SlurmNode, why: str) -> QuarantineResult:
 
 
 def claim(node: SlurmNode, reasons: Sequence[str], *, named: bool) -> str:
-    """Return why the drain may be a person's; empty when it is not. ``reasons``: those that the node knows as
-    ours.
+    """Return why the drain may be a person's; empty if not. ``reasons``: those that the node knows as ours.
 
     ``named``: a person has named this node to be tested and returned.
     """

@@ -137,9 +137,7 @@ def plan(causes: Sequence[Finding], journal: Sequence[RepairStep], config: Repai
 
 
 def _orders(journal: Sequence[RepairStep], now: float) -> list[RepairStep]:
-    """Return what was done within a week. Times of a clock that was ahead count, too: they err on doing
-    nothing.
-    """
+    """Return what was done within a week. Times ahead of now count, too: they err on doing nothing."""
     return [step for step in journal if step.step == "ordered" and step.t > now - WEEK_S]
 
 
@@ -163,9 +161,7 @@ def open_order(journal: Sequence[RepairStep]) -> RepairStep | None:
 
 
 def is_left_by_us(node: SlurmNode, order: RepairStep) -> bool:
-    """Return whether the reason is that of the order, and Slurm has added nothing but what a reboot makes it
-    add.
-    """
+    """Return whether the reason is the order's, and Slurm has added only what a reboot makes it add."""
     ours = [part for part in parts(node.reason) if is_ours(part)]
     others = {part.lower() for part in of_others(node.reason)}
     return ours == [order.reason] and bool(others) and others <= _OF_A_REBOOT
@@ -182,9 +178,7 @@ class RepairJournal:
         self.steps = self._read()
 
     def _read(self) -> tuple[RepairStep, ...]:
-        """Read the journal. Raises ``ValueError`` if it is damaged: who cannot count repairs must not do
-        one.
-        """
+        """Read the journal. Raises ``ValueError`` if damaged: without a count of repairs none is allowed."""
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=tuple[RepairStep, ...])
         except FileNotFoundError:
@@ -250,8 +244,7 @@ class Repairer:
         return f"{planned.kind.value} was in vain: {wrong}" if wrong else ""
 
     def _after_the_test(self, name: str) -> SlurmNode:
-        """Return the node once its test has left it, which may be later than its srun ends, or after
-        ``LEFT_S``.
+        """Return the node once its test has left it, perhaps later than its srun, or after ``LEFT_S``.
 
         Only root gets into its reservation, so what holds it now is most likely the test.
         """

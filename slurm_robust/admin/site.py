@@ -65,9 +65,7 @@ class Site:
         }
 
     def network_kind(self, name: str) -> str:
-        """Return the kind of the network file system in which a folder lies, which other nodes see; else
-        "".
-        """
+        """Return the kind of network file system, seen by other nodes, in which a folder lies; else ""."""
         try:
             mounts = mountinfo.mounted(Host(self.tree.root))
         except OSError:

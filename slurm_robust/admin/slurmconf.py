@@ -105,8 +105,8 @@ def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
 
 
 def make_plan(files: Mapping[str, str], wish: HookSettings) -> SlurmConfChange:
-    """Plan the change of ``files``: the main one first, as :func:`read_all` returns them. A change of ours is
-    made anew.
+    """Plan the change of ``files``: the main one first, as by :func:`read_all`. Our own change is made
+    anew.
     """
     main = next(iter(files))
     plain = {name: revert(text) for name, text in files.items()}

@@ -206,8 +206,7 @@ def _unfit(node: SlurmNode, *, busy: bool) -> str:
 
 
 def _strangers(slurm: SlurmClient, request: ReservationRequest) -> str:
-    """Return what is wrong with an account or with users who are not in it; "" for nothing, or if that is not
-    known.
+    """Return what is wrong with an account or with users not in it; "" for nothing, or if not known.
 
     Slurm may reserve nodes for them all the same, which no job gets (the client's ``create_reservation``).
     """

@@ -200,9 +200,7 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
 
 
 def measured_points(live: Live, times: Mapping[str, HookTimes], unread: str) -> Iterator[Point]:
-    """Compare Slurm's limits with what this node's hooks really took. Pure. ``unread``: why nothing is
-    known.
-    """
+    """Compare Slurm's limits with what this node's hooks took. Pure. ``unread``: why nothing is known."""
     for hook in ("prolog", "epilog"):
         if why_not := unread or not_measured(times, hook):
             yield Point(good=True, what=f"time of {hook}s: not measured: {why_not}")

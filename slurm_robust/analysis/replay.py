@@ -195,8 +195,7 @@ class GroupSeen(Record):
 
 
 def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
-    """Return which groups of one phase are faulty: those that failed, and those whose bits most others do not
-    have.
+    """Return which groups of a phase are faulty: those that failed or whose bits most others lack.
 
     There is no verdict if more than half of the groups failed, because then the script is to blame, nor for
     groups of one kind among which no bits have a majority.
@@ -280,9 +279,7 @@ class ReplayVerdict(Record):
 
 
 def is_settled(horizontal: Sequence[GroupSeen]) -> bool:
-    """Return whether the vertical phase cannot name anybody any more: no group failed, or none could be
-    judged.
-    """
+    """Return whether the vertical phase can name no node any more: no group failed, or none was judged."""
     outcomes = {seen.outcome for seen in horizontal}
     return outcomes == {Outcome.PASS} or outcomes == {Outcome.UNKNOWN}
 

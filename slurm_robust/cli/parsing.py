@@ -40,9 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(least: float = 0, *, above: bool = False) -> Callable[[str], float]:
-    """Return the type of an option that takes a finite number of seconds or days, from ``least`` or above
-    it.
-    """
+    """Return the type of an option for a finite number of seconds or days, from ``least`` or above it."""
 
     def parse(text: str) -> float:
         try:

@@ -83,9 +83,7 @@ def options_of(args: argparse.Namespace, own: OwnSettings) -> Layers[JobConfig]:
 
 
 def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
-    """Return how the user's command is to be run. Raises UsageError, which shows ``usage`` if there is
-    none.
-    """
+    """Return how to run the user's command. Raises UsageError, which shows ``usage`` if there is none."""
     if not args.command:
         raise UsageError("nothing to run", fix=f"usage: {usage}")
     if args.module and args.verbatim:

@@ -53,9 +53,7 @@ def width(option: str) -> int:
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """Return the arguments of any command. Raises UsageError, also for those that ``parser`` does not
-    know.
-    """
+    """Return the arguments of any command. Raises UsageError, also for those unknown to ``parser``."""
     command: tuple[str, ...] = ()
     verbatim = False
     if argv[:1] in (["run"], ["replay"]):

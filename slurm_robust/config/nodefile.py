@@ -148,8 +148,7 @@ def _is_strict(path: Path) -> bool:
 
 
 def _read_compiled(path: Path, identities: tuple[_Identity, ...]) -> dict[str, Any] | None:
-    """Return the values of the compiled copy; None if it is missing, damaged, not root's, or of other
-    files."""
+    """Return the compiled copy's values; None if it is missing, damaged, not root's, or of other files."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

@@ -58,8 +58,8 @@ class RunPlan(Record):
 
 
 def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:
-    """Return the folder with a job's checkpoints on storage: as configured, else in its training's folder, or
-    its own.
+    """Return the folder with a job's checkpoints on storage: as configured, else the training's, or its
+    own.
     """
     if config.checkpoint.directory:
         return Path(cwd, config.checkpoint.directory)

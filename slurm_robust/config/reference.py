@@ -159,9 +159,7 @@ def _inner(kind: Any) -> type[Section] | None:
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """Return the text of a section, record or enum under the empty name, and those of its fields or
-    members.
-    """
+    """Return the text of a section, record or enum under the empty name, and its fields' or members'."""
     definition = _classes(kind.__module__)[kind.__name__]
     texts = {"": _joined(ast.get_docstring(definition) or "")}
     for before, after in zip(definition.body, definition.body[1:], strict=False):

@@ -76,9 +76,7 @@ def code_of(diagnosis: Diagnosis) -> Code:
 
 
 def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
-    """Return the suspects, a row for each node with a column for each test, and the reason of each
-    failure.
-    """
+    """Return the suspects, a row per node with a column per test, and the reason of each failure."""
     parts: list[RenderableType] = [_headline(diagnosis.suspects)]
     if diagnosis.reason:
         parts.append(Text(one_line(diagnosis.reason)))

@@ -33,8 +33,7 @@ def gpus_of(part: TestPart) -> list[torch.device]:
 
 
 def counted_in_child(count: Callable[[], int], limit_s: float) -> int:
-    """Return what ``count`` returns, which it may start the driver for: with MIG, or without NVML, PyTorch
-    does.
+    """Return what ``count`` returns, which may start the driver: with MIG, or without NVML, PyTorch does.
 
     No process that is forked later could use a GPU then. Raises :class:`Wrong` with what it raised, and
     :class:`Died` if it did not come to an end.

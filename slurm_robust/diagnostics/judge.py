@@ -31,9 +31,7 @@ _ENOUGH_NODES = 3
 def judge(
     rounds: Sequence[DiagnosticRound], answers: Iterable[PartAnswer], left_out: Mapping[str, str]
 ) -> Diagnosis:
-    """Return the diagnosis. ``rounds`` were run and gave ``answers``; ``left_out`` is what was not even
-    begun.
-    """
+    """Return the diagnosis. ``rounds`` were run and gave ``answers``; ``left_out`` was not even begun."""
     answers = list(answers)
     judging = _Judging()
     quiet = judging.silent(rounds, answers)
@@ -187,9 +185,7 @@ def retry_rounds(
 def _by_themselves(
     alone: DiagnosticRound, answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Return a round in which nodes that were only far slower, or have measured nothing, measure again
-    alone.
-    """
+    """Return a round in which nodes that were only far slower, or measured nothing, measure again alone."""
     results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
     again = [(slow.test, slow.node) for slow in only_slow([a.result for a in results])]
     again += [(a.result.test, a.result.node) for a in results if not a.measured]
@@ -204,8 +200,8 @@ def _by_themselves(
 def _with_others(
     pairs: Sequence[DiagnosticRound], answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Return a round in which nodes that failed with both neighbours each meet a good one that they have not
-    met.
+    """Return a round in which nodes that failed with both neighbours each meet a good node that is new to
+    them.
 
     It clears a good node between two bad ones, and one that had bad luck twice. A node that was only slow,
     or has measured nothing, meets a neighbour again if there is no other node; one that finds no partner

@@ -80,8 +80,8 @@ def died(text: str) -> Measurement:
 
 
 def late(limit_s: float, what: str = "") -> Measurement:
-    """Return that ``what`` had no result within ``limit_s`` seconds, with the load of this node, which may be
-    why.
+    """Return that ``what`` had no result within ``limit_s`` seconds, with this node's load, perhaps the
+    cause.
     """
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     text = f"{what}: no result within {limit_s:.0f} s ({load})".removeprefix(": ")
@@ -94,9 +94,7 @@ def unknown(text: str, *, measured: bool = True) -> Measurement:
 
 
 def worst(found: list[Measurement]) -> Measurement:
-    """Return the one that says most: failures, the measured ones first, what is unknown, passes; first of
-    equals.
-    """
+    """Return the one that says most: failures, measured ones first, unknowns, passes; the first of equals."""
     return min(found, key=lambda one: (one.outcome.order, not one.measured))
 
 
@@ -123,9 +121,7 @@ def _decoded(name: str, answer: isolate.CallResult, limit_s: float) -> Measureme
 
 
 def without_value(answer: isolate.CallResult, limit_s: float, what: str = "") -> Measurement:
-    """Return what a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it
-    did.
-    """
+    """Return what to say of ``what`` a child did that has not answered within ``limit_s`` seconds."""
     if answer.hung or answer.is_cut or (answer.died and answer.took_s >= _LATE * limit_s):
         return late(limit_s, what)
     text = f"{what}: {answer.error}".removeprefix(": ")

@@ -1,5 +1,5 @@
-"""The places in which parts of tests run: on nodes of a Slurm job, as a step beside the others, or on this
-node alone.
+"""The places in which parts of tests run: on a Slurm job's nodes, as a step beside the others, or on this
+node.
 """
 
 from __future__ import annotations

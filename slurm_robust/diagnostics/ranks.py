@@ -100,8 +100,7 @@ def pattern(source: int, target: int, words: int, device: torch.device) -> torch
 
 
 def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: torch.device) -> float:
-    """Return Return the GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing
-    can hasten.
+    """Return GB/s of the fastest of some exchanges of ``sent`` bytes: others may slow one, none hasten it.
 
     Without a GPU it is the CPUs that move the bytes. An exchange in which a rank had to wait for one does
     not count; 0.0 if there was no other: a busy node says nothing of its links.

@@ -35,8 +35,7 @@ class Diagnoser(Protocol):
     """Tests nodes that hold no training at the moment."""
 
     def diagnose(self, nodes: Sequence[str], *, bitwise: bool, storage: str, budget_s: float) -> Diagnosis:
-        """Test ``nodes`` (in the order of Slurm) and say which are to blame. Blocks, for ``budget_s`` at
-        most.
+        """Test ``nodes`` (in Slurm's order) and say which are to blame. Blocks for ``budget_s`` at most.
 
         ``bitwise``: also compare a step of the reference model bit by bit. ``storage``: a folder to be tested
         too, "" for none. Raises nothing: what cannot be tested is in ``left_out``.

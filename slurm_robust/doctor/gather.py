@@ -158,9 +158,7 @@ def _site(
 
 
 def hook_times(host: Host) -> dict[str, HookTimes] | None:
-    """Return how long prologs and epilogs took here; None if the event log is not there or not for this
-    user.
-    """
+    """Return how long prologs and epilogs took here; None if this user cannot read the event log."""
     file = host.path(str(nodefile.FILE))
     try:
         config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
@@ -257,9 +255,7 @@ def _nodes(job: SlurmJob | None, submitted: options.Options | None) -> int | Non
 
 
 def _gpus(site: _Site, submitted: options.Options | None, *, outside: bool) -> bool | None:
-    """Return whether a job that is not there yet asks for some; without any job, whether the site has
-    some.
-    """
+    """Return whether a job that is not there yet asks for some, or, without a job, the site has some."""
     if site.gpus_per_node is not None:
         return site.gpus_per_node > 0
     given = submitted.given if submitted is not None else {}

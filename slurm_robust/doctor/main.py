@@ -51,9 +51,7 @@ def main(wanted: DoctorRequest, config: JobConfig, *, json: bool, verbose: bool)
 
 
 def saved_s(job_id: int) -> float | None:
-    """Return how long the job took to put its newest step from memory on storage; None if no journal
-    tells.
-    """
+    """Return how long the job took to store its newest step from memory; None if no journal tells."""
     try:
         events = read(find(str(job_id), None).journal)
     except (NoSuchJob, JournalDamaged, OSError):

@@ -97,9 +97,7 @@ def run_of(script: str) -> RobustRun | None:
 
 
 def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:
-    """Return whether ``srobust run`` gets the USR1 that Slurm sends to the batch script: only known ways
-    count.
-    """
+    """Return whether ``srobust run`` gets Slurm's USR1 to the batch script: only known ways count."""
     command = commands[index]
     piped = command.end in ("|", "|&") or (index > 0 and commands[index - 1].end in ("|", "|&"))
     words = [*command.words[:start]]
@@ -210,9 +208,7 @@ def _pid_variables(after: Sequence[Command]) -> frozenset[str]:
 
 
 def expands(word: str) -> bool:
-    """Return whether only the shell knows what the word will be. (In single quotes it would stay as it
-    is.)
-    """
+    """Return whether only the shell knows what the word will be. (Single quotes would keep it as it is.)"""
     return "$" in word or "`" in word
 
 
@@ -225,9 +221,7 @@ def unquoted(word: str) -> str:
 
 
 def start_of(words: Sequence[str]) -> int | None:
-    """Return the index at which the words after ``srobust run`` begin in a command; None for another
-    command.
-    """
+    """Return the index of the first word after ``srobust run`` in a command; None for another one."""
     for index in range(1, len(words)):
         program = words[index - 1].strip("\"'").rpartition("/")[2]
         module = tuple(words[max(0, index - 2) : index]) == ("-m", "slurm_robust.cli")

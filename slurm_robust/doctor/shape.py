@@ -132,9 +132,7 @@ def _options(commands: Iterable[Command]) -> frozenset[str]:
 
 
 def _hides(commands: Sequence[Command], index: int) -> tuple[str, int | None]:
-    """Return what decides instead of ``srobust run`` on the script's exit code, and the code if it is a
-    constant.
-    """
+    """Return what decides the script's exit code instead of ``srobust run``, and the code if constant."""
     run, after = commands[index], commands[index + 1 :]
     before = _options(commands[:index])
     if "exec" in run.words[: start_of(run.words)] and run.end not in ("|", "|&", "&"):

@@ -150,9 +150,7 @@ def wanted_generations(report: IncidentReport) -> tuple[int, ...]:
 
 
 def wanted_ranks(report: IncidentReport, generation: int) -> tuple[int, ...]:
-    """Return the ranks whose output is kept: the root, those on suspects, other failed ones, and a few
-    more.
-    """
+    """Return ranks whose output is kept: the root, those on suspects, other failed ones, and a few more."""
     exits = report.exits_of(generation) or report.failed
     root = root_exit(exits)
     ranks = [root.exit.rank] if root is not None else []

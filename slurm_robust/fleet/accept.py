@@ -107,9 +107,7 @@ def held_by(rows: Sequence[AccountingRow], submitted: float, t: float) -> tuple[
 
 
 def submitted_of(spooled: SpooledSummary, now: float) -> int:
-    """Return when the job was submitted, in whole seconds; what is impossible is replaced by what Slurm
-    told.
-    """
+    """Return when the job was submitted, in whole seconds; Slurm's word replaces what is impossible."""
     t = min(spooled.t, now + CLOCKS_S)
     said = spooled.summary.submitted
     latest = t if spooled.started is None else min(t, spooled.started + CLOCKS_S)

@@ -44,9 +44,7 @@ class TrainingRow(Record):
     """When a job of it was last seen."""
     node_hours: float
     ettr: float | None
-    """Share of the time since each job's first start, weighted by nodes; the time between jobs does not
-    count.
-    """
+    """Share of the time since each job's first start, weighted by nodes; time between jobs does not count."""
     incidents: int
     lost_node_hours: float
 
@@ -163,9 +161,7 @@ def rated(count: int, node_hours: float) -> Measured | None:
 
 
 def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float | None:
-    """Return a node's rate by that of the others, to which half a failure is added: none has a rate of
-    zero.
-    """
+    """Return a node's rate by that of the others plus half a failure, so that it is never zero."""
     others = all_hours - hours
     if hours <= 0 or others <= 0:
         return None
@@ -173,9 +169,7 @@ def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float 
 
 
 def advise(totals: Totals, sizes: tuple[int, ...] = (8, 64, 512)) -> tuple[Advice, ...]:
-    """Return the interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` if nothing
-    is measured.
-    """
+    """Return the interval for jobs of some sizes, by the fleet's incidents; ``()`` if nothing is measured."""
     if not totals.write_s or not totals.incidents or not totals.node_hours:
         return ()
     mtbf_s = totals.node_hours * HOUR_S / totals.incidents

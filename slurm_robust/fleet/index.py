@@ -75,8 +75,7 @@ class FleetIndex:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take ``url``, that of SQLite or PostgreSQL, or the path of a file. ``create``: make what is not
-        there.
+        """Take ``url``, of SQLite or PostgreSQL, or a file's path. ``create``: make what is not there.
 
         ``patience_s``: how long a database may be away; ``lock_s``: how long one attempt waits for the turn
         of another writer. Raises the errors of :mod:`.errors`.

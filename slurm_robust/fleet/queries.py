@@ -355,9 +355,7 @@ def _training(connection: sa.Connection) -> sa.ColumnElement[str]:
 
 
 def _sums(since: float) -> sa.Subquery:
-    """Return sums by node, before anything is joined: whole blocks if they fit, and the days before the
-    first.
-    """
+    """Return sums by node, before any join: whole blocks if they fit, and the days before the first."""
     day = int(since // DAY_S)
     block = -(-day // schema.BLOCK_DAYS)
     days, blocks = schema.node_day, schema.node_block

@@ -77,8 +77,7 @@ def _budget_s(name: str, config: NodeConfig) -> float:
 
 
 def read_configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
-    """Return what the files say, or the defaults, which only observe, and why; and how long reading them
-    took.
+    """Return what the files say, or the defaults, which only observe, and why; and how long that took.
 
     The parent learns what is being done, and so what it was that did not end.
     """

@@ -97,9 +97,7 @@ def decide(
 
 
 def may_be_common(report: Report) -> bool:
-    """Return whether other nodes are likely to find the same: anything but this node's own hardware or
-    kernel.
-    """
+    """Return whether other nodes may well find the same: all but this node's own hardware or kernel."""
     return any(
         found.blame is not Party.NODE or found.check.startswith(SITE_CHECKS) for found in report.causes
     )
@@ -122,9 +120,7 @@ def is_tagged(node: SlurmNode) -> bool:
 
 
 def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[PartitionDrains, ...]:
-    """Return drains of ours in each partition of the node ``name``, itself left out. ``now`` is
-    slurmctld's.
-    """
+    """Return our drains in each partition of the node ``name``, itself left out. ``now``: slurmctld's."""
     every = tuple(nodes)
     shares = []
     for partition in next((node.partitions for node in every if node.name == name), ()):
@@ -157,8 +153,7 @@ def beyond_cap(nodes: Iterable[SlurmNode], name: str, config: Drain) -> str:
 def hindrance(
     node: SlurmNode, record: OwnDrain, findings: Sequence[Finding], left_out: Mapping[str, str], runs: int
 ) -> str:
-    """Return what keeps a node drained that ``runs`` runs found fit, and only a person can change; else
-    empty.
+    """Return what keeps a node drained that ``runs`` runs found fit, if only a person can change it, else "".
 
     ``findings`` and ``left_out`` are those of a whole periodic run.
     """

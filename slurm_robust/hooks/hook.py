@@ -113,9 +113,7 @@ class _HookRun:
         return HookResult(exit_code=code, message=report.reason or drained)
 
     def _untested(self, *, was_tested: bool) -> HookResult:
-        """Return the result without tests: the job's owner does not want to wait, and the site allows
-        that.
-        """
+        """Return the result without tests: the job's owner wants none, and the site allows that."""
         self.log.write("tests_skipped", job=self.job, uid=number(self._environ, "SLURM_JOB_UID"))
         if self._config.hooks.tell_owner and self.job:
             seen.keep(self._config, self.job, HookSeen(at=self._now, skipped=True))
@@ -228,9 +226,7 @@ class _HookRun:
         return conclude(report, self._config, failing_runs(report, self._memory))
 
     def _log_acquittal(self, suspect: Suspect, report: Report) -> None:
-        """Log that the tests that a job asked for found nothing. Tests that were cut short prove neither
-        side.
-        """
+        """Log that the tests that a job asked for found nothing. Tests cut short prove neither side."""
         facts = {
             "uid": int(self._environ["SLURM_JOB_UID"]),
             "suspected": suspect.reason,

@@ -90,9 +90,7 @@ def driver_errors(report: Report, memory: Memory, since: float) -> tuple[DriverE
 
 
 def keep(config: NodeConfig, job: int, seen: HookSeen) -> None:
-    """Keep what the prolog saw, for the epilog. A disk that does not take it costs the owner that half
-    only.
-    """
+    """Keep what the prolog saw, for the epilog. A disk that refuses it costs only that half."""
     folder = _folder(config)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

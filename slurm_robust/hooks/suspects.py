@@ -179,9 +179,7 @@ def _home(uid: int) -> str:
 
 
 def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -> bytes:
-    """Read ``folder/below.../name`` without following a link below ``folder``. Raises OSError,
-    RuntimeError.
-    """
+    """Read ``folder/below.../name``, following no link below ``folder``. Raises OSError, RuntimeError."""
     fd = open_below(folder, below, uid)
     try:
         # Neither a pipe nor a device is waited for.

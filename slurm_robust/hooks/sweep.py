@@ -130,9 +130,7 @@ def _has_nothing_of_ours(shm: Path) -> bool:
 
 
 def _list(shm: Path, is_wanted: Callable[[AgentFolder], bool], end: float) -> _Listing:
-    """List at most :data:`MAX_FOLDERS` of each owner. Never root's, links, or what belongs to another
-    user.
-    """
+    """List at most :data:`MAX_FOLDERS` of each owner. Never root's, links, or what others own."""
     found: dict[int, list[AgentFolder]] = {}
     cut = ""
     with os.scandir(shm) as entries:
@@ -202,8 +200,7 @@ def _not_needed(
 def _comes_back(
     config: NodeConfig, environ: Mapping[str, str], shm: Path, copies: AgentFolder, limit_s: float
 ) -> bool:
-    """Return whether the job comes back. Slurm calls every job COMPLETING now, whether it is over or
-    requeued.
+    """Return whether the job comes back. Slurm calls it COMPLETING now, whether over or requeued.
 
     But a requeue has raised the number of its restarts already, and the agent has left the number with
     which this run began.

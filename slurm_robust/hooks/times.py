@@ -68,9 +68,7 @@ def read_times(log: Path, now: float) -> dict[str, HookTimes]:
 
 
 def times_of(lines: Iterable[bytes], now: float) -> dict[str, HookTimes]:
-    """Return the same of a log's lines, without those that are torn or that a jump of the clock dates
-    absurdly.
-    """
+    """Return the same of a log's lines, without torn ones and those that a clock's jump dates absurdly."""
     by_hook: defaultdict[str, list[tuple[float, _Run]]] = defaultdict(list)
     for line in lines:
         run = _parsed(line)
@@ -108,16 +106,13 @@ def _summed(took: list[float], runs: list[_Run]) -> HookTimes:
 
 
 def is_near(times: HookTimes, limit_s: int | None) -> bool:
-    """Return whether usual runs come near a limit of Slurm's. A single slow run does not; no limit is never
-    near.
-    """
+    """Return whether usual runs come near a limit of Slurm's. A single slow run does not count."""
     is_limit = limit_s is not None and 0 < limit_s < NEVER_S
     return is_limit and times.runs >= MIN_RUNS and times.usual_s >= NEAR * (limit_s or 0)
 
 
 def meets_prologs(flags: frozenset[str]) -> bool:
-    """Return by PrologFlags whether a batch script or a step may be launched while a prolog of the job still
-    runs.
+    """Return by PrologFlags whether a batch script or step may start while the job's prolog still runs.
 
     Without Alloc the launch itself runs the prolog. With Alloc slurmctld launches the batch script after the
     first node's prolog, and its steps meet those of other nodes; only DeferBatch waits for all of them.

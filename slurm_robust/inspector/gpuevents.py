@@ -58,8 +58,8 @@ class XidEvents:
         self._nvml.close()
 
     def within(self, timeout_s: float) -> Iterator[XidEvent]:
-        """Yield events as they come, for at most ``timeout_s``. Raises ``RuntimeError`` if the driver
-        breaks.
+        """Yield events for at most ``timeout_s``, as they come. Raises ``RuntimeError`` if the driver
+        fails.
         """
         api = self._nvml.api
         deadline = time.monotonic() + timeout_s

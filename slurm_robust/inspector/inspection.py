@@ -192,9 +192,7 @@ class Inspection:
         self._notes: list[str] = []
 
     def fileno(self) -> int:
-        """Return the descriptor, readable when :meth:`follow` has something to do; -1 if there is none to
-        wait for.
-        """
+        """Return the descriptor, readable when :meth:`follow` has something to do; -1 for none."""
         return self._inspector.fileno() if self._inspector else -1
 
     @property

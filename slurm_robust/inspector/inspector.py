@@ -52,9 +52,7 @@ class Inspector:
         return self._channel.fileno() if self._channel else -1
 
     def read(self, now: float) -> list[Observation]:
-        """Return the observations since the last call; the end of the process is one. Starts it when that is
-        due.
-        """
+        """Return observations since the last call; the end of the process is one. Starts it when due."""
         self._ending = [process for process in self._ending if process.poll() is None]
         self._take_started()
         if self._channel is None:

@@ -47,9 +47,7 @@ _BUDGET_S = 15.0
 
 
 def probes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Send], None], ...]:
-    """Return functions that probe for ever, each for a process of its own. ``file`` is the node's
-    configuration.
-    """
+    """Return functions that probe for ever, each for its own process. ``file``: the node's configuration."""
     return (
         partial(follow_kernel, ProbeRunner(Probe.KERNEL, call, host, file), host, spec),
         partial(follow_gpus, ProbeRunner(Probe.GPU, directly, host, file), spec),
@@ -131,8 +129,7 @@ def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
 def carried(
     infiniband: InfinibandFacts | None, ethernet: EthernetFacts | None, limits: NetworkLimits
 ) -> int | None:
-    """Return the bytes that the links for training have received and sent since they count; None if nothing
-    tells.
+    """Return the bytes that the links for training have carried since they count; None if nothing tells.
 
     These are the InfiniBand and RoCE ports (those of ``network.infiniband``, else all), and the Ethernet
     interfaces of ``network.ethernet``: any other may be the management network.
@@ -217,9 +214,7 @@ def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, send: Send) -> None:
 
 
 def _until_next_s(spec: InspectionSpec, observation: Observation, silent: int) -> float:
-    """Return the pause. ``silent``: runs in a row without an answer. The second must come late enough to
-    count.
-    """
+    """Return the pause. ``silent``: runs in a row without an answer. The second must be late enough."""
     if 0 < silent < _PATIENCE:
         return max(spec.gpu_s, CONFIRM_AFTER_S)
     is_there = silent == 0 and (observation.well or observation.failed)

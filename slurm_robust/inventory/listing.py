@@ -94,9 +94,7 @@ class JobHere:
         return self.memory.inventory() + (self.local.inventory() if self.local else ())
 
     def placement(self, generation: int) -> Placement:
-        """Return the nodes on which the ranks of a generation ran; those of the newest one if it is not in
-        the journal.
-        """
+        """Return the nodes of a generation's ranks; those of the newest one if it is not in the journal."""
         for event in self.events:
             if isinstance(event, ev.GenerationLaunched) and event.generation == generation:
                 return Placement(slots=event.slots, nproc_per_node=self.state.world.nproc_per_node)

@@ -49,9 +49,7 @@ class Exchangeable(Record):
 
 
 def judge(folder: PathOwner, uid: int) -> Exchangeable | None:
-    """Return whether others than ``uid`` and root could put another folder in the place of one in this.
-    Pure.
-    """
+    """Return whether others than ``uid`` and root could replace a folder in this one. Pure."""
     elsewhere = (
         "submit from a folder of your own, or give one: --job-dir DIR, or job_dir in the configuration"
     )

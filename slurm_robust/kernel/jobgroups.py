@@ -106,7 +106,7 @@ def _roots(host: Host) -> Iterator[str]:
 
 
 def _scopes(host: Host, parent: str, depth: int) -> Iterator[str]:
-    """Yield slurmstepd's scopes in slices (CgroupSlice), not in a user's service, where any user can make
+    """Yield slurmstepd's scopes in slices (CgroupSlice), not in users' services, where users can make
     some.
     """
     for name in host.names(parent):
@@ -117,15 +117,12 @@ def _scopes(host: Host, parent: str, depth: int) -> Iterator[str]:
 
 
 def _is_in_use(host: Host, group: JobGroup) -> bool:
-    """Return whether it has processes, or that is not known. Slurm cannot always remove the group of a
-    job.
-    """
+    """Return whether it has processes, or that is not known. Slurm cannot always remove a job's group."""
     return "populated 0" not in host.read_or(f"{group.folder}/cgroup.events").splitlines()
 
 
 def _jobs_of_steps(host: Host) -> dict[int, int] | None:
-    """Return jobs by the pid of a step's daemon, which names its job in its command line; None without any
-    daemon.
+    """Return jobs by the pid of a step's daemon, which names its job in its command; None without any.
 
     Only root's processes are asked.
     """

@@ -114,9 +114,7 @@ class KernelLog:
     """
 
     def __init__(self, host: Host, since: int = -1) -> None:
-        """Open the log. Raises ``OSError``: ``PermissionError`` for users if ``kernel.dmesg_restrict`` is
-        set.
-        """
+        """Open the log. Raises ``OSError``: ``PermissionError`` for users under ``kernel.dmesg_restrict``."""
         self._file = os.open(host.path(DEVICE), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._rest = b""
         self.sequence = since
@@ -141,9 +139,7 @@ class KernelLog:
     def read(
         self, begins: tuple[bytes, ...] = (b"",), *, max_bytes: int = 2**24, max_s: float = 2.0
     ) -> list[KernelRecord]:
-        """Return all records that are there and were not read yet, if their text begins with one of
-        ``begins``.
-        """
+        """Return all records that were not read yet, if their text begins with one of ``begins``."""
         lines = b"".join((self._rest, *self._chunks(max_bytes, time.monotonic() + max_s))).split(b"\n")
         self._rest = lines.pop()[:_LONGEST]
         # Nearly all records are of no interest, so they are not parsed: that would take most of the time.

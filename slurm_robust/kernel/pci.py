@@ -33,9 +33,7 @@ class PciDevice(Record):
 
 
 def devices(host: Host) -> tuple[PciDevice, ...]:
-    """Return all physical functions, sorted by address. Virtual ones come and go with what they are made
-    for.
-    """
+    """Return all physical functions, sorted by address. Virtual ones come and go with their use."""
     # Large nodes have hundreds: paths as plain text, and one file of each that has it all.
     folder = str(host.path(DEVICES))
     found = (_read(f"{folder}/{address}", address) for address in host.names(DEVICES))

@@ -387,9 +387,7 @@ def reset_of(text: str) -> str:
 
 
 def recognise(text: str) -> tuple[Shape, str] | None:
-    """Return what a message is, and the device it names (empty: none); None for the many that mean
-    nothing.
-    """
+    """Return what a message is, and the device it names (empty: none); None if it means nothing."""
     for shape in SHAPES.values():
         if text.startswith(shape.begins) and (found := _compiled(shape.name).match(text)):
             return shape, next(filter(None, found.groups()), "")

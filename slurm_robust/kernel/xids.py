@@ -45,9 +45,7 @@ class NodeXids:
         yield from self._fabric()
 
     def _gpu(self, address: str, events: list[KernelEvent]) -> Finding | None:
-        """Return the worst; what follows from it (13, 31, 43, 45 of the programs that it took) is left
-        out.
-        """
+        """Return the worst, without what follows from it (13, 31, 43, 45 of programs that it took)."""
         rules = [(xid.rule(event.code, event.severity), event) for event in events]
         matter = [
             (rule, event)
@@ -80,8 +78,7 @@ class NodeXids:
         )
 
     def _programs(self, address: str, faults: list[KernelEvent]) -> Finding | None:
-        """Find faults of programs (13, 31 …): they are the programs' own, until they recur on one GPU again
-        and again.
+        """Find faults of programs (13, 31 …), which are the programs' own until they recur on one GPU.
 
         What many processes meet together is one occasion: the end or the fault of one job.
         """
@@ -144,9 +141,7 @@ class NodeXids:
 
 
 def gpu_name(address: str, gpus: Sequence[str]) -> str:
-    """Return ``gpu3``, counted as NVML does: by PCI address; the address itself for one that the driver has
-    not.
-    """
+    """Return ``gpu3``, counted as NVML does: by PCI address; the address itself if the driver lacks it."""
     places = [place for place, name in enumerate(gpus) if name.lower().rpartition(".")[0] == address]
     return f"gpu{places[0]}" if places else address
 

@@ -81,8 +81,8 @@ class Account:
         self._is_training = False
 
     def stand_still(self, begin_ms: int, end_ms: int) -> None:
-        """Note that the job was suspended in this time, whatever will be written over it. Call it in the
-        order of time.
+        """Note that the job was suspended then, whatever will be written over it. Call it in order of
+        time.
         """
         self._still.append((begin_ms, end_ms))
 

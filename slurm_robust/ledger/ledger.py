@@ -46,9 +46,7 @@ _STEPS = (ev.ProgressMade, ev.FirstStep)
 
 
 class Ledger(Record):
-    """What the time of a job was spent on. The lengths of ``spans`` add up to ``wall_ms``, and they leave no
-    gap.
-    """
+    """What the time of a job was spent on. The ``spans`` add up to ``wall_ms`` and leave no gap."""
 
     job_id: int
     begin: float
@@ -278,9 +276,7 @@ class _Sweep:
         self._begin_generation(event.generation, event.restore_step)
 
     def _begin_generation(self, number: int, step: int | None) -> None:
-        """Begin a generation. ``step``: that it goes on from, -1 for a fresh start, None if that is not
-        known.
-        """
+        """Begin a generation. ``step``: it goes on from there, -1 for a fresh start, None if unknown."""
         self._set(generation=number)
         self._kind = (TimeClass.STARTING, startup.LAUNCH)
         self._trains, self._step, self._spent, self.over = False, step, {}, False

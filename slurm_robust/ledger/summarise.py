@@ -31,8 +31,7 @@ from slurm_robust.version import __version__
 
 
 def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") -> JobSummary | None:
-    """Return the summary of a journal at ``now`` (seconds since 1970); None for a journal that does not
-    begin.
+    """Return a journal's summary at ``now`` (seconds since 1970); None for one that does not begin.
 
     ``node``: that of the controller that writes it.
     """

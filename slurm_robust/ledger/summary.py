@@ -104,9 +104,7 @@ def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
 
 
 def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection[int], steps: int) -> Summary:
-    """Return the figures of a ledger whose ``incidents`` and ``steps`` are known; ``over``: those that
-    are.
-    """
+    """Return the figures of a ledger with its ``incidents`` and ``steps``; ``over``: incidents that are."""
     classes: Counter[TimeClass] = Counter()
     details: Counter[str] = Counter()
     lost, held_ms = Lost(), 0
@@ -149,8 +147,7 @@ def lost_in(span: Span) -> Lost:
 
 
 def ettr_curve(books: Ledger, window_s: float | None = None) -> Iterator[tuple[int, float]]:
-    """Yield ``(ms, ettr)`` at the end of each span: since the first start, or in the last ``window_s``
-    seconds.
+    """Yield ``(ms, ettr)`` at the end of each span: since the first start, or in the last ``window_s``.
 
     As long as less than the window has passed since the start, both are the same.
     """

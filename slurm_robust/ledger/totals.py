@@ -49,9 +49,7 @@ class Tally:
                     self._change(self._marks[-1].number, ended=event.t)
 
     def totals(self, classes: Mapping[TimeClass, int]) -> JobTotals:
-        """Return what was counted; ``classes``: milliseconds by the newest ledger, none as long as there is
-        none.
-        """
+        """Return what was counted; ``classes``: milliseconds by the newest ledger, none without one."""
         return JobTotals(
             classes={one.value: classes.get(one, 0) / 1000 for one in TimeClass if classes},
             incidents={symptom.value: self._incidents[symptom] for symptom in Symptom},
@@ -64,9 +62,7 @@ class Tally:
         )
 
     def _blame(self, number: int, verdict: Verdict) -> None:
-        """Blame the incident's cause; that of another fault, before the incident was over, does not change
-        it.
-        """
+        """Blame the incident's cause; that of another fault before the incident's end does not change it."""
         first = self._verdict if self._verdict_of == number else None
         if first is None or not is_of_another(first, verdict):
             self._verdict_of, self._verdict = number, verdict

@@ -68,9 +68,7 @@ def ignored(limits: NetworkLimits, *names: str) -> bool:
 def flaps(
     check: str, subject: str, track: list[Reading], now: float, limits: NetworkLimits, source: str
 ) -> Finding:
-    """Return what the losses of one link within the last hour mean; ``track`` are readings of their
-    counter.
-    """
+    """Return what the losses of one link within the last hour mean; ``track``: their counter's readings."""
     recent = [(at, count) for at, count in track if at >= now - HOUR_S]
     lost = grown(recent, HOUR_S, now)
     close = most_within(recent, limits.flap_window_s)

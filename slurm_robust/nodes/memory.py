@@ -68,9 +68,7 @@ class Memory:
         return tuple(sample for sample in samples if sample is not None)
 
     def fresh(self, source: AnySource, now: float, boot_id: str) -> View[Any] | None:
-        """Return the newest facts, unless they are too old, of another boot, or of a clock that was put
-        back.
-        """
+        """Return the newest facts, unless too old, of another boot, or of a clock that was put back."""
         kept = self._contents.facts.get(source.name)
         if not kept or kept[-1].boot_id != boot_id or not 0 <= now - kept[-1].at <= source.fresh_s:
             return None

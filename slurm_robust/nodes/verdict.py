@@ -78,9 +78,7 @@ class Report(Record):
 
 
 def rule_of(config: NodeConfig, check: str) -> CheckRule:
-    """Return what the site says of a check. A pattern that comes later overrides; the full name overrides
-    all.
-    """
+    """Return what the site says of a check. Later patterns override; the full name overrides all."""
     if not config.checks:
         return _NO_RULE
     merged = _NO_RULE

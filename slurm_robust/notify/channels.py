@@ -96,7 +96,7 @@ def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> MessageCh
 
 
 def missing(config: ChannelConfig, cwd: str, environ: Environ) -> str:
-    """Return what a channel lacks on this node, with the fix, before there is anything to send; "" if
+    """Return what a channel lacks on this node, with the fix, before anything is to be sent; "" if
     nothing.
     """
     if config.command or config.mail:
@@ -244,9 +244,7 @@ _REACH = "check that the controller's node reaches the server (https_proxy in th
 
 
 def payload(message: Message) -> bytes:
-    """Return the JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: no user is
-    mentioned.
-    """
+    """Return the JSON that is posted. ``&``, ``<``, ``>`` are escaped, so that Slack mentions no user."""
     whole = message.text.encode(errors="replace").decode()
     text = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if len(text) > _MAX_TEXT:

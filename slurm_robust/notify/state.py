@@ -15,9 +15,7 @@ _MAX_BYTES = 16 << 20
 
 
 def load(directory: JobDirectory, run_id: str) -> Notified | None:
-    """Return what earlier processes have written down of this run; None if there is nothing. Raises
-    ``OSError``.
-    """
+    """Return what earlier processes have written of this run; None if nothing. Raises ``OSError``."""
     try:
         found = NOTIFIED.decode(read_ours(directory.notified, _MAX_BYTES))
     except (FileNotFoundError, *UNREADABLE):

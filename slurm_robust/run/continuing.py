@@ -365,9 +365,7 @@ def _renumbered(told: StartingPoint | None, wish: ContinueOptions, here: Here) -
 def _go_on(
     source: StartingPoint, wish: ContinueOptions, here: Here, *, before: StartingPoint | None, chapter: int
 ) -> ev.Continued:
-    """Return the event for the journal. The checkpoints are in this job's folder when this returns; tells
-    all.
-    """
+    """Return the event for the journal. The checkpoints are in this job's folder then; tells all."""
     event = source.event if wish.step is None else policy.until(source.event, wish.step)
     target = CheckpointStore(here.storage)
     generation = max(event.generation, target.newest_generation())

@@ -88,9 +88,7 @@ def check_not_held(chapter: Chapter, directory: JobDirectory, asked: Applicant) 
 def _look(
     chapter: Chapter, directory: JobDirectory, asked: Applicant
 ) -> tuple[Hold, ev.RunEnded | None, SlurmJob | None, str]:
-    """Return whether the job holds the training now; its end, Slurm's word on it, and why Slurm gives
-    none.
-    """
+    """Return whether the job holds the training now; its end, Slurm's word, and why Slurm gives none."""
     # Its folder may be another job's by now, and its own be moved aside.
     found = earlier_job(directory, chapter.run_id)
     events = found.events if found is not None else []

@@ -283,9 +283,7 @@ def _own_output() -> str:
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
-    """Return the allocation of this batch script. Raises PreflightError outside of Slurm, and for a
-    hetjob.
-    """
+    """Return the allocation of this batch script. Raises PreflightError outside Slurm, and for a hetjob."""
     try:
         allocation = allocation_from_environment(environ)
     except NotInAllocation as error:

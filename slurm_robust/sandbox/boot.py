@@ -104,9 +104,7 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
 
 
 def _copy_etc(folder: StateFolder, config: SandboxConfig) -> None:
-    """Copy the machine's /etc as it is now: what is installed there while the sandbox runs does not reach
-    it.
-    """
+    """Copy the machine's /etc as it is now: what is installed there later does not reach the sandbox."""
     command = ["cp", "--archive", "--one-file-system", "/etc", str(folder.node_etc)]
     # A file that disappears meanwhile does no harm: what the sandbox needs is written below.
     subprocess.run(command, check=False, capture_output=True, timeout=COPY_S)
@@ -285,9 +283,7 @@ def accounts(config: SandboxConfig) -> str:
 
 
 def _greets(path: Path) -> bool:
-    """Return whether the database server sends its greeting: the socket alone exists some time before
-    that.
-    """
+    """Return whether the database server sends its greeting: its socket exists some time before."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
         try:

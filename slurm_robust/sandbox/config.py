@@ -116,9 +116,7 @@ class SandboxConfig:
         return str(NETWORK[index])
 
     def uid(self, user: str) -> int:
-        """Return uid, and gid, of one of ``users``; 0 for root. Raises :class:`InvalidSandbox` for any other
-        name.
-        """
+        """Return uid, and gid, of one of ``users``; 0 for root. Raises :class:`InvalidSandbox` for others."""
         if user == "root":
             return 0
         if user not in self.users:

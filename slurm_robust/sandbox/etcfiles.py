@@ -180,9 +180,7 @@ def _merge(settings: dict[str, str], lines: tuple[str, ...]) -> list[str]:
 
 
 def passwd(config: SandboxConfig, machine: str) -> str:
-    """Return the machine's /etc/passwd with the sandbox's users put in place of those of their names and
-    uids.
-    """
+    """Return the machine's /etc/passwd with the sandbox's users in place of their namesakes and uids."""
     # Not "x": without a line in /etc/shadow su would fail, which slurmd asks for a user's environment.
     own = [f"{user}:*:{config.uid(user)}:{config.uid(user)}::/home/{user}:/bin/bash" for user in config.users]
     return _join(_without(config, machine), own)

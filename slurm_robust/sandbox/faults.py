@@ -75,9 +75,7 @@ class Faults:
     # -- nodes -------------------------------------------------------------------------------------
 
     def power_cut(self, node: str) -> PlantedFault:
-        """Cut the power: the node is dead immediately, no process ends in order, no packet leaves. Undo:
-        :meth:`boot`.
-        """
+        """Cut the power: the node is dead, no process ends in order, no packet leaves. Undo: :meth:`boot`."""
         self._need_node(node, on=True)
         fault = self._record("power-cut", node)
         self._view.control.power_cut(node)

@@ -34,9 +34,7 @@ class SandboxProcess:
 
 
 def read_process(pid: int) -> SandboxProcess | None:
-    """Return the process, or None when it is gone (a zombie is shown, without command line and
-    environment).
-    """
+    """Return the process, or None if it is gone (a zombie has no command line and environment)."""
     try:
         found = psutil.Process(pid).as_dict(["ppid", "name", "status", "cmdline", "environ"])
         nspids = _nspids(pid)
@@ -70,8 +68,8 @@ def pid_namespace(pid: int) -> int | None:
 
 
 def members(init_pid: int) -> tuple[int, ...]:
-    """Return every process in the PID namespace whose PID 1 is ``init_pid``, itself included; deeper ones
-    not.
+    """Return all processes in the PID namespace whose PID 1 is ``init_pid``, that included; no deeper
+    ones.
     """
     namespace = pid_namespace(init_pid)
     if namespace is None:
@@ -103,8 +101,7 @@ def daemon(node_init: int, name: str) -> int | None:
 
 
 def sandbox_processes(state: Path) -> tuple[int, ...]:
-    """Return every live process that runs the init of the sandbox in ``state``: PID 1, nodes, half-started
-    ones.
+    """Return live processes that run the init of the sandbox in ``state``: PID 1, nodes, half-started ones.
 
     Looked up by the command line, so that it also finds those of an ``up`` that was killed half way.
     """

@@ -189,9 +189,7 @@ class Sandbox(SandboxView):
 
 
 def sandbox_names() -> tuple[str, ...]:
-    """Return the names of all sandboxes that have a state folder, also of broken ones, and no folders of
-    others.
-    """
+    """Return names of all sandboxes with a state folder, also of broken ones, but no folders of others."""
     try:
         return tuple(sorted(entry.name for entry in state_root().iterdir() if (entry / MADE).exists()))
     except FileNotFoundError:

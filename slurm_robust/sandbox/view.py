@@ -42,9 +42,7 @@ class SandboxView:
         return known
 
     def node_pid(self, node: str) -> int:
-        """Return the machine's pid of the node's PID 1. Raises :class:`SandboxError` when it is off or
-        unknown.
-        """
+        """Return the machine's pid of the node's PID 1. Raises :class:`SandboxError` if off or unknown."""
         self.check_node(node, head=True)
         state = self.control.nodes().get(node)
         if state is None or not state.on:
@@ -70,8 +68,7 @@ class SandboxView:
     def enter_command(
         self, node: str = HEAD, user: str | None = None, env: Mapping[str, str] | None = None
     ) -> tuple[str, ...]:
-        """Return the beginning of a command line that runs the rest on the node as the user, in the user's
-        home.
+        """Return the begin of a command line that runs the rest on the node as the user, in that one's home.
 
         The command gets a fresh environment plus ``env`` and dies with the process that this
         starts. Good until the node's next boot. ``user`` None is the first user.

@@ -37,8 +37,7 @@ class StepHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """Send srun SIGKILL. Returns immediately, even if ``scancel`` hangs because a node of the step is
-        dead.
+        """Send srun SIGKILL. Returns immediately, even if ``scancel`` hangs on a dead node.
 
         The tasks on live nodes die with it within ~10 ms on 22.05 but live on under 24.11 (both
         measured): to be rid of them on every release, cancel the step as well. ``steps`` finds it by
@@ -63,9 +62,7 @@ class SlurmClient(Protocol):
         ...
 
     def now(self) -> float:
-        """Return the time of slurmctld's clock: whole seconds since 1970, cut off. It takes no lock for the
-        answer.
-        """
+        """Return slurmctld's clock: whole seconds since 1970, cut off. The answer takes no lock."""
         ...
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
@@ -73,8 +70,7 @@ class SlurmClient(Protocol):
         ...
 
     def node(self, name: str) -> SlurmNode:
-        """Return one node at the least cost for slurmctld: states, reason, CPUs in use, partitions; nothing
-        else.
+        """Return one node at the least cost for slurmctld: only states, reason, CPUs in use, partitions.
 
         :meth:`nodes` loads the table of all nodes, whatever names it is given: 6 MiB on 10,000 nodes. Raises
         InvalidNode for an unknown name.
@@ -134,9 +130,7 @@ class SlurmClient(Protocol):
         ...
 
     def config(self) -> dict[str, str]:
-        """Return slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not
-        set.
-        """
+        """Return slurm.conf as slurmctld runs it: names as in slurm.conf(5), unset ones left out."""
         ...
 
     def partitions(self) -> tuple[Terms, ...]:

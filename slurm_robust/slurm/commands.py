@@ -33,9 +33,7 @@ ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Submit", "Eligible", "Sta
 
 
 def data_parser(version: SlurmVersion) -> str:
-    """Return the JSON to ask for, as ``--json`` names it; empty before 24.11: some commands lack JSON
-    there.
-    """
+    """Return the JSON to ask for, as ``--json`` names it; empty before 24.11, as some commands lack it."""
     release = (version.major, version.minor)
     return next((name for first, name in _DATA_PARSERS if release >= first), "")
 
@@ -87,9 +85,7 @@ def submit_line(job_id: int) -> list[str]:
 
 
 def show_jobs(user: str | None, *, parser: str) -> list[str]:
-    """Ask for jobs in JSON, in every release. Before 24.11 it ignores all filters and lists ended jobs
-    too.
-    """
+    """Ask for jobs in JSON, in every release. Before 24.11 it ignores filters and lists ended jobs too."""
     mode = f"--json={parser}" if parser else "--json"
     return ["squeue", mode, *([f"--user={user}"] if user else [])]
 
@@ -186,9 +182,7 @@ def update_job(job_id: int, field: str, value: str) -> list[str]:
 
 
 def resize_job(job_id: int, size: Size) -> list[str]:
-    """Resize a job: ``scontrol update jobid=7 NumNodes=4-5 NumTasks=5 NumCPUs=5``, together since they must
-    agree.
-    """
+    """Resize a job: ``scontrol update jobid=7 NumNodes=4-5 NumTasks=5 NumCPUs=5``; they must agree."""
     return ["scontrol", "update", f"jobid={job_id}", *size.arguments()]
 
 
@@ -358,8 +352,8 @@ _SPANK = ("SLURM_SPANK_", "_SLURM_SPANK_")
 
 
 def step_environment(environ: Mapping[str, str], request: StepRequest) -> dict[str, str]:
-    """Return environment for srun: ``environ`` without the variables that would change the step, plus the
-    request's own.
+    """Return srun's environment: ``environ`` without variables that would change the step, plus the
+    request's.
     """
     kept = {
         name: value

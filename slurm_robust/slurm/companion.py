@@ -126,8 +126,7 @@ class Lent:
     def steps(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, name: str, environ: Mapping[str, str]
     ) -> tuple[StepRequest, ...]:
-        """Return :func:`~slurm_robust.slurm.requests.whole_node_steps`; nodes of each job get steps of their
-        own.
+        """Return :func:`~slurm_robust.slurm.requests.whole_node_steps`; each job's nodes get their own steps.
 
         ``environ``: that of the job, for agents on nodes that are lent.
         """
@@ -141,9 +140,7 @@ class Lent:
 
 
 def settings_of_borrower(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what workers on a companion's node must see of Slurm, so that all ranks see one job; {}
-    elsewhere.
-    """
+    """Return what workers on a companion's node must see of Slurm, so that all see one job; else {}."""
     job, nodes = environ.get(OF_JOB, ""), environ.get(OF_NODES, "")
     if not job:
         return {}

@@ -67,9 +67,7 @@ class Places(Record):
 
 
 def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ()) -> Places:
-    """Return the nodes of the job's partitions by what they are to it; ``own``: those that the job gives
-    back.
-    """
+    """Return the nodes of the job's partitions by what they are to it; ``own``: those it gives back."""
     found: dict[str, list[str]] = {name: [] for name in Places.__struct_fields__}
     partitions = set(job.partition.split(","))
     for node in nodes:

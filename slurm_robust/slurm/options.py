@@ -105,8 +105,7 @@ def of_script(script: str, environ: Mapping[str, str]) -> Options:
 
 
 def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options:
-    """Return what a job was submitted with. ``environ``: that of the job, which has what sbatch had, or an
-    empty one.
+    """Return what a job was submitted with. ``environ``: the job's, which has what sbatch had, or empty.
 
     No word is ``unknown``: sbatch has taken them all.
     """
@@ -200,9 +199,7 @@ def _commented(mark: str, text: str) -> Iterable[str]:
 
 
 def _comments(script: str) -> frozenset[int]:
-    """Return the numbers of the lines that a shell takes for comments; all of them if it is not a shell
-    script.
-    """
+    """Return the numbers of the lines that a shell takes for comments; all if it is no shell script."""
     shebang, _, _ = script.partition("\n")
     if re.search(r"sh\b", shebang):
         return shell.parse(script).comments

@@ -243,9 +243,7 @@ class SlurmJob(Record):
 
     @property
     def has_lost_script(self) -> bool:
-        """Slurm has ended it because a signal ended its batch script; no user or operator has cancelled
-        it.
-        """
+        """Slurm has ended it because a signal ended its batch script; it was not cancelled."""
         return self.reason == "JobLaunchFailure" and not self.is_running and not self.is_pending
 
     @property

@@ -88,8 +88,7 @@ def whole_node_steps(
     name: str = "agents",
     environment: dict[str, str] | None = None,
 ) -> tuple[StepRequest, ...]:
-    """Return the steps that together run ``command`` once on each of ``nodes`` with all that the job holds
-    there.
+    """Return steps that together run ``command`` once on each of ``nodes`` with all that the job has there.
 
     A step has ``NODES_PER_STEP`` nodes at most, unless that takes more than ``MAX_STEPS``. All hold the same
     number of GPUs, since Slurm cannot express different ones in one step.

@@ -332,9 +332,7 @@ def after(memory: RequeueMemory, action: Do, error: SlurmCommandError | None) ->
 
 
 def newly_drained(before: frozenset[str] | None, nodes: Sequence[SlurmNode]) -> tuple[str, ...]:
-    """Return the nodes that are drained by a failed prolog now and were not ``before``; none if that is not
-    known.
-    """
+    """Return nodes that a failed prolog has drained, without those ``before``; none if that is not known."""
     if before is None:
         return ()
     return tuple(

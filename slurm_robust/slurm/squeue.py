@@ -64,9 +64,7 @@ def _ask(
 
 
 def _lines_of(job_id: int, done: CompletedCommand) -> Iterator[str]:
-    """Yield the job's lines without the first column. The first task of an array has lines of the others,
-    too.
-    """
+    """Yield the job's lines without the first column. An array's first task has lines of others, too."""
     for line in done.stdout.splitlines():
         first, _, rest = line.strip().partition(" ")
         if first == str(job_id):

@@ -72,9 +72,7 @@ def parse_version(text: str) -> SlurmVersion:
 
 
 def parse_time(text: str) -> float | None:
-    """Return the seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown and
-    N/A.
-    """
+    """Parse seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown, N/A."""
     value = text.strip()
     if value in _UNSET or value == "0":
         return None
@@ -120,9 +118,7 @@ def parse_job_states(text: str) -> frozenset[str]:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Parse ``gpu:h200:8(S:0-1),gpu:8(IDX:0-7),nic:2`` into records; ``gres/gpu:8`` and ``gres:gpu:8``
-    too.
-    """
+    """Parse ``gpu:h200:8(S:0-1),gpu:8(IDX:0-7),nic:2`` into records; ``gres/gpu:8``, ``gres:gpu:8`` too."""
     found: list[Gres] = []
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
         fields = [field for field in re.split(r"[:/=]", part.strip()) if field and field != "gres"]

@@ -83,9 +83,7 @@ class Earlier(Record):
         return found[0] if found else None
 
     def hint(self, training: str = "") -> str:
-        """Return the line for a new job of the same script, which begins anew; ``training``: what it
-        begins.
-        """
+        """Return the line for a new job of the same script, which begins ``training`` anew."""
         ended = self.state.ended
         end = f" (ended with {ended.code} at {minute(ended.t)})" if ended is not None else ""
         step = self.newest.step if self.newest is not None else 0
@@ -100,9 +98,7 @@ class Earlier(Record):
         )
 
     def loss(self) -> str:
-        """Return the line for a job that begins this one's training anew, as nothing of it is left; ""
-        otherwise.
-        """
+        """Return the line for a job that begins this training anew, as nothing of it is left; else ""."""
         if self.state.world.best_step < 0 or self.newest is not None:
             return ""
         return (
@@ -158,8 +154,7 @@ def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...],
 
 
 def jobs_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], cwd: str) -> Iterator[Earlier]:
-    """Yield jobs below ``root`` of the same script, from the same folder, that began to train; the newest
-    first.
+    """Yield jobs below ``root`` of the same script and folder that began to train; the newest first.
 
     ``own``: the folder of the job that asks. Jobs whose folders cannot be read do not count.
     """

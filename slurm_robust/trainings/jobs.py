@@ -89,8 +89,7 @@ def strictly(directory: JobDirectory) -> tuple[list[AnyEvent], list[str]]:
 def jobs_of(
     training: TrainingDirectory, slurm: SlurmClient, load: LoadJournal = strictly
 ) -> list[Begun | ChapterRow]:
-    """Return all jobs of a training, oldest first; a row for one without a journal, or whose journal is
-    damaged.
+    """Return all jobs of a training, oldest first; a row for one without a journal or with a damaged one.
 
     Raises :class:`NoSuchJob` if the training's folder cannot be read.
     """

@@ -125,9 +125,7 @@ def need_of(state: JobState) -> Need | None:
 
 
 def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> PendingJob | None:
-    """Return what a pending job waits for, None for any other. ``state``: that of its journal, if it has
-    one.
-    """
+    """Return what a pending job waits for, None for any other. ``state``: its journal's, if it has one."""
     if not job.is_pending:
         return None
     need = need_of(state) if state is not None else None
@@ -139,9 +137,7 @@ def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> Pend
 
 
 def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:
-    """Return what a COMPLETING job waits for and how to end that; "" for any other, and if Slurm does not
-    say.
-    """
+    """Return what a COMPLETING job waits for and how to end that; "" for others, or if Slurm says nothing."""
     if not job.is_completing or not job.nodes:
         return ""
     try:

@@ -107,9 +107,7 @@ def waiting(
 def _way(
     job: SlurmJob, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool
 ) -> tuple[str, str]:
-    """Return the command that starts the job on nodes that are free, and what it does; or what has to
-    happen.
-    """
+    """Return the command that starts the job on free nodes, and what it does; or what has to happen."""
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
     if short > len(found.left_out_free):

@@ -177,9 +177,7 @@ def _records(source: str) -> Iterator[LogRecord]:
 
 
 def _ranked(files: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield texts by rank: from the files' names if all have one, else in the order in which they are
-    given.
-    """
+    """Yield texts by rank: from the files' names if all have one, else in the given order."""
     found = [_RANK.search(os.path.basename(name)) for name in files]
     named = [int(match[1]) for match in found if match]
     ranks = named if len(named) == len(files) else list(range(len(files)))
@@ -210,9 +208,7 @@ def _text(name: str) -> str:
 
 
 def bounded(stream: BinaryIO) -> str:
-    """Return head and tail of a log of any length. Lines in between are empty, so that line numbers stay
-    right.
-    """
+    """Return head and tail of a log of any length. Lines in between are empty, to keep line numbers."""
     head = stream.read(HEAD)
     tail, skipped = b"", 0
     while chunk := stream.read(_CHUNK):

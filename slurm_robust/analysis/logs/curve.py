@@ -70,9 +70,7 @@ def _is_norm(name: str) -> bool:
 
 
 def _is_best(name: str) -> bool:
-    """Return whether ``name`` is that of a best loss so far, which is infinite before the first one is
-    known.
-    """
+    """Return whether ``name`` is a best loss's, which is infinite before the first one is known."""
     return name.startswith(("best", "min", "val", "initial"))
 
 

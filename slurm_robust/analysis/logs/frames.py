@@ -153,9 +153,7 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
 
 
 def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
-    """Yield the tracebacks that a program prints, with what announces them; whether it goes on, its steps
-    tell.
-    """
+    """Yield tracebacks that a program prints, with what announces them; its steps tell if it goes on."""
     for at in having(_HEAD.lower()):
         begin, end = at, _end_of_chain(lines, at)
         before = lines[at].text.partition(_HEAD)[0]
@@ -192,9 +190,7 @@ def explained(lines: Sequence[Line], found: Container[int]) -> list[int]:
 
 
 def _length(lines: Sequence[Line], begin: int) -> int:
-    """Return the length of the traceback, or of the exception without one, that begins there; 0 if
-    neither.
-    """
+    """Return the length of the traceback, or of the bare exception, that begins there; 0 if neither."""
     texts = [line.text for line in lines[begin : begin + _SPAN]]
     if texts and _HEAD in texts[0]:
         return next((n for n, text in enumerate(texts[1:], 2) if _LAST.match(text)), 2)

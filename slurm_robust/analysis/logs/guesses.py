@@ -49,9 +49,7 @@ _LIST = 8
 
 
 def without_guess(text: str) -> str:
-    """Return the text without its guesses: up to the end of the sentence, and of the line if a list
-    follows.
-    """
+    """Return the text without guesses: up to the end of the sentence, of the line if a list follows."""
     found = _search(text)
     kept, begin = [], 0
     while found:

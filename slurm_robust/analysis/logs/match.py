@@ -115,9 +115,7 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
 
 
 def _seen(log: _Log, rules: RuleSet, stream: str, ignored: Set[int]) -> list[Sighting]:
-    """Return what is left of the rules that match when each line has been given to the ones that count for
-    it.
-    """
+    """Return what is left of the matching rules when each line has been given to those that count for it."""
     lines = log.lines
     found: dict[int, dict[str, LogRule]] = defaultdict(dict)
     for literal, triggers in rules.triggers.items():
@@ -150,9 +148,7 @@ def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[L
 
 
 def _heard(rules: Sequence[LogRule]) -> list[LogRule]:
-    """Return the rules that count for a line: a site's before ours, then the highest weight; noise hides
-    others.
-    """
+    """Return the rules that count for a line: a site's first, then by weight; noise hides others."""
     known = [rule for rule in rules if rule.site] or list(rules)
     most = max((rule.weight for rule in known), default=0)
     heard = [rule for rule in known if rule.weight == most]
@@ -192,9 +188,7 @@ def _event(message: str) -> KernelEvent | None:
 
 
 def _needs(text: str) -> tuple[str, str]:
-    """Return the GPU of XID 154, with all but times that stands in front of it, and what it needs; "" for
-    none.
-    """
+    """Return the GPU of XID 154, with all but times in front of it, and what it needs; "" for none."""
     message = xid.without_prefix(text)
     found = xid.parse(message)
     if found is None or found.code != xid.RECOVERY_ACTION:
@@ -316,9 +310,7 @@ class _Log:
         return any(map(pattern.search, self._alike))
 
     def trouble(self, harmless: Set[int]) -> tuple[Line, ...]:
-        """Return the last lines that look like failures, without ``harmless`` ones and those that are like
-        them.
-        """
+        """Return the last lines that look like failures, without ``harmless`` ones and the like."""
         alike = (ats for shape, ats in self._alike.items() if _TROUBLE.search(shape))
         suspicious = sorted(at for ats in alike if harmless.isdisjoint(ats) for at in ats)
         if suspicious and self.progress.goes_on(suspicious[-1], len(self.lines)):

@@ -118,17 +118,13 @@ def ranks_of(texts: Iterable[str]) -> tuple[int, ...]:
 
 
 def in_another_collective(text: str) -> str | None:
-    """Return the rank that c10d compares the printing one with; of several ranks most name the one that
-    differs.
-    """
+    """Return the rank that c10d compares the printing one with; most of several name the one that differs."""
     found = _OTHER_COLLECTIVE.search(text)
     return found[1] if found else None
 
 
 def told_of(lines: Sequence[Line], at: int) -> tuple[int, ...]:
-    """Return the ranks whose error the line tells, by its label or by what stands above it; () if it names
-    none.
-    """
+    """Return the ranks whose error the line tells, by its label or by what stands above; () for none."""
     label = _LABEL.match(lines[at].text.lstrip())
     for index in range(at, max(-1, at - _SPAN), -1):
         text = lines[index].text

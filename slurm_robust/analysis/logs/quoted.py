@@ -16,9 +16,7 @@ _LABEL = re.compile(
 
 
 def labelled(text: str) -> bool | None:
-    """Return True if the line is marked as text, by quotes or brackets; None if by its label only; else
-    False.
-    """
+    """Return True if quotes or brackets mark the line as text; None if only its label does; else False."""
     found = _LABEL.match(text)
     if found is None or not (found["sign"] or found["close"]):
         return False

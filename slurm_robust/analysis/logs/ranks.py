@@ -60,8 +60,7 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
-    """Return what holds for all ranks together: that of the first root; else what is unknown; else all is
-    well.
+    """Return what holds for all ranks: that of the first root; else what is unknown; else all is well.
 
     A root that says nothing itself is known from the ranks that wait for it, so theirs holds.
     """
@@ -121,9 +120,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
 
 def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
-    """Return the rank that is in another collective than all others: most name it, or it alone says so of
-    itself.
-    """
+    """Return the rank in another collective than all others: most name it, or it alone says so itself."""
     # Ranks are compared in order, so the one that differs names rank 0, and all others name it.
     names = Counter(other for line in lines.values() if (other := in_another_collective(line)))
     (first, times), (_, next_times), *_ = [*names.most_common(2), ("", 0), ("", 0)]
@@ -162,9 +159,7 @@ def _absent(best: Mapping[Key, Reading], readings: Mapping[Key, Reading]) -> tup
 
 
 def _tells_of_another(key: Key, readings: Mapping[Key, Reading]) -> bool:
-    """Return whether what a rank prints is the error of another one that is known, or the end of another
-    host.
-    """
+    """Return whether a rank prints the error of another one that is known, or the end of another host."""
     reading = readings[key]
     told_of = set(map(str, reading.told_of))
     if reading.gone and not _is_on(key, reading, reading.gone):
@@ -189,9 +184,7 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
 
 
 def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
-    """Return the strength: the least is the root. A rank that only ended comes before one that complains
-    about a peer.
-    """
+    """Return the strength: the least is the root. A rank that only ended precedes one that blames a peer."""
     if of_another:
         return max(
             _ROOTS.index(EvidenceTier.EFFECT), _ROOTS.index(reading.tier or EvidenceTier.NOISE)
@@ -204,9 +197,7 @@ def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
 
 
 def _collective(line: str) -> float | None:
-    """Return the number of the collective that a line speaks of. A rank in a later one waits for the
-    others.
-    """
+    """Return the number of the collective in a line. A rank in a later one waits for the others."""
     found = _COLLECTIVE.search(line)
     return float(found[1] or found[2]) if found else None
 
@@ -265,9 +256,7 @@ def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeEx
 def _named_by_most(
     failed: Sequence[NodeExit], naming: Iterable[NodeExit], rules: RuleSet | None
 ) -> NodeExit | None:
-    """Return the worker that more messages of others name than any other; None if they contradict each
-    other.
-    """
+    """Return the worker that most messages of others name; None if they contradict each other."""
     ranks = {each.exit.rank for each in failed}
     counts: Counter[int] = Counter()
     for each in naming:

@@ -33,7 +33,7 @@ _ZERO = re.compile(
 
 
 def canonical(text: str) -> str:
-    """Return the line as all releases of its program would write it, without the failures that it counts as
+    """Return the line as all releases of its program would write it, without failures that it counts as
     none.
     """
     if "=0" in text:

@@ -134,9 +134,7 @@ def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classificat
 
 
 def without_conviction(reading: Reading) -> Reading:
-    """Return the reading as it holds for one rank of several: that it lost a peer tells nothing about any
-    node.
-    """
+    """Return the reading as it holds for one rank of several: a lost peer tells nothing about any node."""
     if reading.tier is not EvidenceTier.EFFECT or reading.verdict.action is not Remedy.EVICT:
         return reading
     verdict = replace(reading.verdict, blame=Cause.UNKNOWN, action=Remedy.RESTART)

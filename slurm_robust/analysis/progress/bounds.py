@@ -80,8 +80,7 @@ SILENT = Bound(
 
 
 def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = False) -> Bound:
-    """Return the bound from the launch until the first step, which took ``longest_s`` at most so far (0:
-    unknown).
+    """Return the bound from the launch until the first step, which took ``longest_s`` at most (0: unknown).
 
     ``hung_here``: training resumes at the very step after which it was taken for hanging before.
     """
@@ -95,9 +94,7 @@ def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = Fals
 
 
 def in_phases(config: DetectConfig, names: Mapping[str, float], longest: Mapping[str, float]) -> Bound:
-    """Return the bound while ranks are in the phases ``names``: the longest of theirs. ``longest``: what they
-    took.
-    """
+    """Return the bound while ranks are in phases ``names``: their longest. ``longest``: what they took."""
     return max((_in_phase(config, name, longest.get(name, 0.0)) for name in names), key=lambda b: b.seconds)
 
 
@@ -133,9 +130,7 @@ def between_steps(
 
 
 def usual(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
-    """Return the bound by the 99th percentile of step times: of this generation, of the past too while it is
-    young.
-    """
+    """Return the bound by the 99th percentile of step times, of the past too if the generation is young."""
     p99 = own.quantile(0.99) if own.steps >= FEW_STEPS else 0.0
     if own.steps < MANY_STEPS:
         p99 = max(p99, past.p99_s)
@@ -144,9 +139,7 @@ def usual(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
 
 
 def _begun(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
-    """Return the bound in the first steps, which compile and allocate: by the longest step, or else the
-    first.
-    """
+    """Return the bound in the first steps, which compile and allocate: by the longest, or the first."""
     factor = config.hang_factor
     longest = max(own.longest, past.longest_s, past.p99_s)
     text = "the longest step so far"

@@ -156,9 +156,7 @@ class MetricWatch:
             self._good_step = max(self._good_step, min(r.step for r in records))
 
     def _good(self, records: Sequence[Progress]) -> int:
-        """Return the newest step that was good on all ranks: as they saw it themselves, else as it was seen
-        here.
-        """
+        """Return the newest step that was good on all ranks: as they saw it, else as it was seen here."""
         bad = min((r.bad_step for r in records if r.bad_step >= 0), default=None)
         return self._good_step if bad is None else bad - 1
 

@@ -106,9 +106,7 @@ class _Sample(Record):
         return found if len(found) < len(self.records) else ()
 
     def left_behind(self, seconds: float) -> tuple[int, ...]:
-        """Return the ranks without a step for longer than ``seconds``, while others go on and none is in a
-        phase.
-        """
+        """Return ranks without a step for over ``seconds``, while others go on and none is in a phase."""
         if self.phases or self.phase_ended_s <= seconds or self.still_s > seconds:
             return ()
         return tuple(r.rank for r in self.records if 0 <= r.step < self.step and r.age_s > seconds)
@@ -343,9 +341,7 @@ class PaceWatch:
             self._calm_since = sample.now
 
     def _alone(self, sample: _Sample) -> PaceVerdict | None:
-        """Return the verdict if some ranks are still while others go on: then no rank of theirs waits for
-        another.
-        """
+        """Return the verdict if some ranks are still while others go on, so that none waits for another."""
         bound = self._bound(sample)
         allowed = Bound(
             seconds=ALONE_FACTOR * bound.seconds,
@@ -377,9 +373,7 @@ class PaceWatch:
 
 
 def is_news(before: PaceHistory, after: PaceHistory) -> bool:
-    """Return whether the change is worth a line in the journal: a figure by more than a quarter, or a new
-    one.
-    """
+    """Return whether the change is worth a line in the journal: over a quarter, or a new figure."""
     if before.hung_after != after.hung_after or before.phases.keys() != after.phases.keys():
         return True
     names = ("steps", "p50_s", "p99_s", "longest_s", "first_step_s", "pause_s", "doubts")

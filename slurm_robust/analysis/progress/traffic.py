@@ -63,8 +63,7 @@ def fallen_silent(
     *,
     longest_pause_s: float = 0.0,
 ) -> Fault | None:
-    """Return a hang, if a training that used the network between its nodes does so no more, and does nothing
-    else.
+    """Return a hang, if a job that used the network between its nodes does so no more, and nothing else.
 
     ``traffic`` of each node that trains; a node without such links, or whose links never carried anything,
     says nothing, and then the rule has no say. Nor has it if the links carried something for a short while

@@ -78,9 +78,7 @@ _POINT_TO_POINT = re.compile(r"(\b|_)(i?send|i?recv|p2p)(_|\b)")
 
 
 def is_native(file: str) -> bool:
-    """Return whether a call in ``file`` is C or C++: Python's files end in ``.py``, or are named
-    ``<string>``.
-    """
+    """Return whether a call in ``file`` is C or C++: Python's files end in ``.py`` or are ``<string>``."""
     return not file.endswith((".py", ".pyx")) and not file.startswith("<") and file != ""
 
 

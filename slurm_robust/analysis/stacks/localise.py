@@ -55,8 +55,7 @@ def localise(
     most_share: float = MAX_SHARE,
     moving: bool = False,
 ) -> Localisation:
-    """Return the ranks to blame, by the stacks of all of ``layout``; the agents of those ``missing`` were
-    silent.
+    """Return the ranks to blame, by the stacks of all of ``layout``; agents of ``missing`` were silent.
 
     A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
@@ -207,9 +206,7 @@ def _halted(scene: _Scene) -> Localisation | None:
 
 
 def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Return the ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in
-    common.
-    """
+    """Return the ranks of which neither the agent nor NCCL's RAS hears: two independent witnesses."""
     missed = {
         absent.rank
         for stack in stacks
@@ -446,9 +443,7 @@ def _candidates(
 
 
 def _by_chance(votes: int, rounds: int, share: float) -> float:
-    """Return the chance that this many verdicts on random nodes fall into one group with ``share`` of the
-    nodes.
-    """
+    """Return the chance that this many verdicts on random nodes fall into a group with that ``share``."""
     tail = range(votes, rounds + 1)
     return sum(math.comb(rounds, k) * share**k * (1 - share) ** (rounds - k) for k in tail) / share
 

@@ -250,9 +250,7 @@ def _main(threads: Sequence[ThreadStack], reader: Reader) -> _ThreadActivity | N
 
 
 def _with_helper(doing: _ThreadActivity, helpers: Sequence[ProcessStacks], reader: Reader) -> RankView:
-    """Return the view with its helper: a halted one has halted its rank; a busy one is named, since the rank
-    waits for it.
-    """
+    """Return the view with its helper: a halted one halts its rank; a busy one is named."""
     halted: Mapping[str, Activity] = {**_HALTED, "D": Activity.KERNEL}
     for state, activity in halted.items():
         if any(p.state == state for p in helpers):

@@ -53,9 +53,7 @@ class _Question(Record):
 
 
 def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Recorded | None:
-    """Return whom the recorder blames; None if it names no rank. ``is_busy``: this rank's host does not
-    wait.
-    """
+    """Return whom the recorder blames; None for no rank. ``is_busy``: this rank's host does not wait."""
     groups, pairs = _records(stacks)
     every = [found for members in groups.values() if (found := _question(members)) is not None]
     for group in every:

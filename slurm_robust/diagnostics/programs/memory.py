@@ -29,9 +29,7 @@ def run(part: TestPart) -> Measurement:
 
 
 def available() -> int:
-    """Return the bytes that may be taken without harm: what the machine and the process's cgroups have
-    left.
-    """
+    """Return the bytes that may safely be taken: what the machine and the process's cgroups have left."""
     free = int(psutil.virtual_memory().available)
     rooms = (group.free() for group in memory_cgroups())
     return max(0, min([free, *(room for room in rooms if room is not None)]))

@@ -192,9 +192,7 @@ def has_failed(folder: Path) -> bool:
 
 
 def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -> GroupRun:
-    """Return what the group did, by its ranks' files; ``waited_s`` seconds were given to it. Raises
-    ``OSError``.
-    """
+    """Return what the group did in ``waited_s`` seconds, by its ranks' files. Raises ``OSError``."""
     ranks = [read_lines(trace_path(folder, rank)) for rank in range(len(nodes) * nproc)]
     trouble = _failure(folder, nodes, nproc, ranks) if has_failed(folder) else ""
     machines = [line.name for lines in ranks for line in lines if isinstance(line, Machine)]

@@ -140,9 +140,7 @@ class StepReplayer:
         return msgspec.structs.replace(verdict, took_s=time.monotonic() - begun)
 
     def _phase(self, phase: ReplayPhase, order: _Order, deadline: float) -> tuple[GroupSeen, ...]:
-        """Return what was seen of each group; ``deadline`` is one of ``time.monotonic()``. Raises
-        ``OSError``.
-        """
+        """Return what was seen of each group; ``deadline`` is by ``time.monotonic()``. Raises ``OSError``."""
         begun = time.monotonic()
         running: list[_Group] = []
         try:
@@ -182,9 +180,7 @@ class StepReplayer:
             group.trouble = f"it cannot be started: {error}"
 
     def _wait(self, running: Sequence[_Group], begun: float, deadline: float) -> None:
-        """Wait until every group has ended or failed, most ran and the others are far behind, or
-        ``deadline``.
-        """
+        """Wait until all groups ended or failed, most ran and the others are far behind, or ``deadline``."""
         left = list(running)
         took: list[float] = []
         while True:

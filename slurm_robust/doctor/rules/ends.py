@@ -18,9 +18,7 @@ _ENDS = {"REQUEUE": "requeued", "CANCEL": "cancelled"}
 
 
 def ends(facts: Facts) -> Iterator[str]:
-    """Yield how long there is for each way in which a run is ended from outside; nothing without
-    slurm.conf.
-    """
+    """Yield the time left for each way to end a run from outside; nothing without slurm.conf."""
     try:
         kill_wait = facts.number("KillWait")
     except (Unseen, SlurmError):

@@ -100,9 +100,7 @@ def _interfaces(facts: Facts) -> str:
 
 
 def _finds(value: str, have: tuple[str, ...], *, exact: bool) -> bool:
-    """Return whether NCCL finds it: it takes prefixes, ``=`` before whole names and ``^`` before those to
-    leave out.
-    """
+    """Return whether NCCL finds it: it takes prefixes, ``=`` before whole names and ``^`` to leave out."""
     if value.startswith("^"):
         return True
     names = [name.strip() for name in value.removeprefix("=").split(",")]

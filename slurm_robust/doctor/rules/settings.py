@@ -13,9 +13,7 @@ _BEATS = 3
 
 
 def detection_s(facts: Facts) -> float:
-    """Return the seconds without a step until a hang is declared at the earliest, and its stacks are taken
-    twice.
-    """
+    """Return the least seconds without a step until a hang is declared and its stacks are taken twice."""
     detect = facts.config.detect
     return detect.hang_floor_s + 2 * detect.stacks_s
 

@@ -58,9 +58,7 @@ SOURCE = Source(name="clock", facts=ClockFacts, gather=gather, fresh_s=300.0)
 
 
 def judge_sync(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Judge the clock. Virtual machines often take their host's without telling the kernel: that is
-    unknown.
-    """
+    """Judge the clock. Virtual machines may take their host's without telling the kernel: unknown."""
     synchronised, required = view.facts.synchronised, config.clock.require_sync
     outcome = Outcome.PASS if synchronised else Outcome.FAIL if required else Outcome.UNKNOWN
     yield Finding(

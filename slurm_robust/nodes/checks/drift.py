@@ -111,9 +111,7 @@ def _fields(text: str) -> str:
 
 
 def _kernel_options(text: str) -> dict[str, str]:
-    """Return the options with their values, those of a repeated one joined. What follows ``--`` is for
-    init.
-    """
+    """Return the options with their values, those of a repeated one joined. What follows ``--`` is init's."""
     found: dict[str, str] = {}
     for word in text.partition(" -- ")[0].split():
         name, _, value = word.partition("=")
@@ -131,9 +129,7 @@ def _governors(host: Host) -> str:
 
 
 def _memlock(host: Host) -> str:
-    """Return the limit of locked memory. RDMA needs it to be unlimited, and jobs have what their daemon
-    has.
-    """
+    """Return the limit of locked memory. RDMA needs it unlimited, and jobs have what their daemon has."""
     pid = next((pid for name in PID_FILES if (pid := host.number(name))), 0)
     found = re.search(r"^Max locked memory\s+(\S+)", host.read_or(f"/proc/{pid}/limits"), re.MULTILINE)
     return found[1] if found else ""

@@ -72,9 +72,7 @@ def gather(host: Host, config: NodeConfig) -> EthernetFacts:
 
 
 def _is_physical(host: Host, name: str) -> bool:
-    """Return whether there is a port to it: no bridge or virtual function, no IPoIB, no USB link to the
-    BMC.
-    """
+    """Return whether it has a port: it is no bridge, virtual function, IPoIB or USB link to the BMC."""
     device = host.path(f"{SYSFS}/{name}/device")
     return (
         device.is_symlink()

@@ -23,9 +23,7 @@ PROGRAM = "/usr/bin/nvidia-imex-ctl"
 SERVICES = tuple(
     f"/sys/fs/cgroup/{place}system.slice/nvidia-imex.service/cgroup.procs" for place in ("", "systemd/")
 )
-"""Its processes, in version 2 and 1. Without a running service it is not asked: some sites start it by
-job.
-"""
+"""Its processes, in version 2 and 1. If none runs, it is not asked: some sites start it by job."""
 
 READY, UP = "READY", "UP"
 

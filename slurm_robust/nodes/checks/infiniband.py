@@ -125,9 +125,7 @@ def _carried(host: Host, folder: str) -> int | None:
 
 
 def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the adapters with and without a driver. An Ethernet one of Mellanox needs none for
-    InfiniBand.
-    """
+    """Return adapters with and without a driver. Mellanox's Ethernet ones need none for InfiniBand."""
     driven, undriven = [], []
     for device in pci.devices(host):
         if not device.kind.startswith(pci.NETWORK):
@@ -227,9 +225,7 @@ def _state(view: View[InfinibandFacts], name: str, port: Port | None, why: str) 
 
 
 def _lasts(view: View[InfinibandFacts], name: str, port: Port) -> float:
-    """Return for how many seconds at least all runs of this boot saw the port as it is now: told, and
-    cabled.
-    """
+    """Return for how many seconds at least this boot's runs saw the port as it is: told, and cabled."""
 
     def is_same(facts: InfinibandFacts) -> bool:
         known = facts.ports.get(name)

@@ -108,9 +108,7 @@ SOURCE = Source(name="kernel", facts=KernelFacts, gather=gather, fresh_s=0.0, hi
 
 
 def events_of(view: View[KernelFacts]) -> tuple[KernelEvent, ...]:
-    """Return the events since the boot: the log forgets when it is full, so what earlier runs saw counts,
-    too.
-    """
+    """Return the events since the boot: a full log forgets, so what earlier runs saw counts, too."""
     earlier = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
     return with_earlier(view.facts, earlier)
 

@@ -123,9 +123,7 @@ def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]
 
 
 def judge_free(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Judge free memory if no job runs. Huge pages are set aside on purpose; files in tmpfs are another
-    check's.
-    """
+    """Judge free memory if no job runs. Huge pages are set aside on purpose; tmpfs is another check's."""
     if not view.job_gone:
         return
     facts = view.facts

@@ -150,9 +150,7 @@ def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def _expected(view: View[MountsFacts], limits: StorageLimits) -> dict[str, tuple[str, bool]]:
-    """Return the paths with the reason for which something should be mounted there, and whether that is
-    optional.
-    """
+    """Return paths with the reason why something should be mounted there, and whether that is optional."""
     if limits.mounts:
         return dict.fromkeys(_named(limits), ("configured", False))
     recorded = view.baseline.mounts if view.baseline else {}

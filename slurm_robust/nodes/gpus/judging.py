@@ -79,9 +79,7 @@ def earlier(view: GpuView, gpu: Gpu) -> tuple[Gpu, ...]:
 
 
 def seen_before(view: GpuView, same: Callable[[GpuFacts], bool]) -> bool:
-    """Return whether all runs since one at least :data:`CONFIRM_AFTER_S` ago, in this boot, were like this
-    one.
-    """
+    """Return whether all runs since one :data:`CONFIRM_AFTER_S` or more ago, in this boot, were like this."""
     begun = view.at
     for sample in reversed(view.before):
         if sample.boot_id != view.boot_id or sample.at > view.at or not same(sample.facts):

@@ -25,9 +25,7 @@ _NOT_READY = ("not started", "in progress")
 
 
 def judge_nvlink(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Judge that as many links are up as the site, the baseline or an earlier run says, and the fabric
-    ready.
-    """
+    """Judge whether the links that the site, the baseline or an earlier run says are up, the fabric ready."""
     for gpu in answering(view.facts):
         if gpu.links is None and gpu.fabric is None:
             continue

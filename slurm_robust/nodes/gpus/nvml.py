@@ -22,9 +22,7 @@ class NvmlError(RuntimeError):
 
 
 def load() -> Any:
-    """Return ``pynvml``. Raises ``OSError`` if NVIDIA's library is not there, ``ImportError`` if pynvml is
-    not.
-    """
+    """Return ``pynvml``. Raises ``OSError`` without NVIDIA's library, ``ImportError`` without pynvml."""
     import ctypes
 
     # Tried before pynvml is imported: nodes without GPUs do not pay for that.

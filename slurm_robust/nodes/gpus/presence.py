@@ -20,9 +20,7 @@ _QUICK_S = 1.0
 
 
 def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Judge that there are as many as the site or the baseline says; without either, all that are on the
-    bus.
-    """
+    """Judge the number by the site or the baseline; without either, by those that are on the bus."""
     facts = view.facts
     if facts.stuck_in:
         return
