@@ -84,7 +84,7 @@ class HeldUp:
 
     @property
     def since_moved_s(self) -> float:
-        """How long it was silent when it last moved."""
+        """Seconds that training was held up since it last moved."""
         return sum(min(max(0.0, ended - self._moved_at), lasted) for ended, lasted in self._times)
 
     def is_excused(self, now: float) -> bool:

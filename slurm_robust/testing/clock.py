@@ -16,8 +16,8 @@ _STACK_BYTES = 512 * 1024
 class FakeClock:
     """Satisfies the clocks of this package: ``monotonic``, ``time`` and ``sleep``.
 
-    ``sleep`` returns at once and moves the clock. ``on_advance`` functions run after every move, so
-    that a simulated world can follow.
+    ``sleep`` returns immediately and moves the clock. ``on_advance`` functions run after every move, so that
+    a simulated world can follow.
     """
 
     def __init__(self, start: float = 1_000_000.0) -> None:
@@ -25,7 +25,7 @@ class FakeClock:
         self.on_advance: list[Callable[[float], None]] = []
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self.now
 
     def time(self) -> float:
@@ -46,7 +46,7 @@ class FakeClock:
 
 
 class VirtualTime:
-    """Many programs at once by ``clock``, which nothing else may move: only sleeping takes time.
+    """Runs many programs together by ``clock``, which nothing else may move: only sleeping takes time.
 
     Programs are plain functions, for example whole hooks, that wait by :meth:`VirtualTime.sleep`. They run in
     threads, exactly one at a time, in the order of time, so that a run comes out the same each time.
@@ -66,7 +66,7 @@ class VirtualTime:
         heapq.heappush(self._due, (when, next(self._order), program))
 
     def sleep(self, seconds: float) -> None:
-        """To be called by a program: let the others go on meanwhile."""
+        """Sleep; called by a program, while the others go on."""
         worker = self._running
         assert worker is not None, "only a program may sleep here"
         heapq.heappush(self._due, (self.clock.now + seconds, next(self._order), worker))
@@ -74,7 +74,7 @@ class VirtualTime:
         worker.may_go.acquire()
 
     def run(self) -> None:
-        """Until all programs have ended. Raises the first error of one of them, when it happens."""
+        """Run until all programs have ended. Raises the first error of any of them, when it happens."""
         before = threading.stack_size(_STACK_BYTES)
         try:
             while self._due:

@@ -35,12 +35,12 @@ RESUME_SILENT_S = 1.0
 REVOKED_S = 1.0
 
 
-# What a job that somebody waits for prints, given the nodes that it got.
+# What a job that a test waits for prints, given the nodes that it got.
 Program: TypeAlias = Callable[[SubmitRequest, tuple[str, ...]], CompletedCommand]
 
 
 def silent(request: SubmitRequest, _: tuple[str, ...]) -> CompletedCommand:
-    """A program that succeeds without output."""
+    """Succeed without output, as a program."""
     return CompletedCommand(command=request.command, exit_code=0, stdout="", stderr="")
 
 
@@ -67,7 +67,7 @@ class FakeStep:
         self.end(-9)
 
     def end(self, exit_code: int) -> None:
-        """The step ends by itself."""
+        """End the step, which ends by itself."""
         if self.exit_code is None:
             self.exit_code = exit_code
 
@@ -122,7 +122,7 @@ class FakeCluster:
     # -- faults ------------------------------------------------------------------------------------
 
     def node_down(self, name: str, reason: str = "Not responding") -> None:
-        """Slurm gives the node up: jobs on it are requeued, or go on without it (``--no-kill``)."""
+        """Give the node up, as Slurm does: jobs on it are requeued, or go on without it (``--no-kill``)."""
         with self.lock:
             self.settle()
             self.set_node(name, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason=reason)
@@ -134,7 +134,7 @@ class FakeCluster:
                     self.end_run(job, "NODE_FAIL", hold=False)
 
     def finish(self, job_id: int, state: str = "COMPLETED") -> None:
-        """The batch script of a job ends by itself (or the job is cancelled).
+        """End the batch script of a job, which ends by itself (or the job is cancelled).
 
         An expedited job whose batch script fails is requeued and held.
         """
@@ -164,7 +164,7 @@ class FakeCluster:
         return job
 
     def changeable(self, job_id: int, nodes: Sequence[str]) -> SlurmJob:
-        """A job that is pending or completing before its next run; known ``nodes``."""
+        """Return a job that is pending or completing before its next run; raises for unknown ``nodes``."""
         job = self.unfinished(job_id)
         if job.is_running:
             raise errors.JobNotPending("Job is no longer pending execution")
@@ -239,13 +239,13 @@ class FakeCluster:
         self.nodes[name] = new
 
     def resumed(self, name: str) -> None:
-        """State after a resume."""
+        """Return the state after a resume."""
         self.set_node(name, states=frozenset({"IDLE"}), reason="")
         self.end_event(name)
         self._silent_until[name] = self.clock.time() + RESUME_SILENT_S
 
     def begin_event(self, name: str, state: str) -> None:
-        """The record in slurmdbd when a node cannot be used any more."""
+        """Begin the record in slurmdbd: a node cannot be used any more."""
         self.end_event(name)
         node = self.nodes[name]
         begun = NodeEvent(
@@ -254,13 +254,13 @@ class FakeCluster:
         self.events.append(begun)
 
     def end_event(self, name: str) -> None:
-        """The record in slurmdbd when it can be used again."""
+        """End the record in slurmdbd: the node can be used again."""
         for i, event in enumerate(self.events):
             if event.node == name and event.end_time is None:
                 self.events[i] = msgspec.structs.replace(event, end_time=self.clock.time())
 
     def add_job(self, request: SubmitRequest, user: str) -> int:
-        """Return a new pending job."""
+        """Add a pending job, and return its id."""
         job_id = next(self._ids)
         now = self.clock.time()
         self.requests[job_id] = request
@@ -292,7 +292,7 @@ class FakeCluster:
         return job_id
 
     def end_run(self, job: SlurmJob, state: str, *, hold: bool) -> None:
-        """The run ends to be followed by another one: COMPLETING now, PENDING later."""
+        """End the run, which another one follows: COMPLETING now, PENDING later."""
         self._record_run(job, state)
         self._end_steps(job.job_id)
         self._completing_until[job.job_id] = self.clock.time() + self.completing_s
@@ -306,12 +306,12 @@ class FakeCluster:
         )
 
     def revive(self, job: SlurmJob) -> None:
-        """An ended job is requeued, which Slurm allows."""
+        """Requeue an ended job, which Slurm allows."""
         again = self.put(job, restart_count=job.restart_count + 1, priority=1000)
         self._pend(again, "BeginTime")
 
     def resize(self, job: SlurmJob, nodes: tuple[str, ...]) -> None:
-        """The job goes on with fewer nodes."""
+        """Let the job go on with fewer nodes."""
         self._record_run(job, "RESIZING")
         self.put(job, nodes=nodes, num_nodes=len(nodes))
         self._resized.add(job.job_id)
@@ -319,7 +319,7 @@ class FakeCluster:
     # -- time ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Whatever is due by the clock happens. Raises ControllerUnreachable when it is switched off."""
+        """Let whatever is due by the clock happen. Raises ControllerUnreachable when it is switched off."""
         if self.unreachable:
             raise errors.ControllerUnreachable("Unable to contact slurm controller (connect failure)")
         now = self.clock.time()
@@ -338,7 +338,9 @@ class FakeCluster:
                 self._try_start(job)
 
     def _replace_down(self) -> None:
-        """Where Slurm has chosen the nodes, those that are down or drained go once others are free."""
+        """Replace down and drained nodes of reservations once others are free, if Slurm has chosen the
+        nodes.
+        """
         for name, reservation in self.reservations.items():
             if reservation.flags & {"SPEC_NODES", "MAINT", "STATIC_ALLOC"}:
                 continue

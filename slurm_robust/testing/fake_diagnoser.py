@@ -70,7 +70,7 @@ class _FakePlace:
 
 
 class _Ended:
-    """All lines at once."""
+    """All lines together."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = [line for line in lines if line]

@@ -17,7 +17,7 @@ from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned, W
 class Behaviour(Record):
     """What a fake worker does."""
 
-    exit_code: int | None = None  # with which it ends at once; None: it lives until a signal ends it
+    exit_code: int | None = None  # with which it ends immediately; None: it lives until a signal ends it
     ignores_term: bool = False
 
 
@@ -55,7 +55,7 @@ class FakeLauncher:
     # -- the contract ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Ready, or Fatal and Gone, at the next read."""
+        """Start: the next read has Ready, or Fatal and Gone."""
         self.starts += 1
         self._up = True
         if self._fatal:
@@ -69,7 +69,7 @@ class FakeLauncher:
         return self._read if self._up or self._messages else -1
 
     def read(self) -> list[LauncherMessage]:
-        """Everything reported since the last call."""
+        """Return everything reported since the last call."""
         try:
             os.read(self._read, 4096)
         except BlockingIOError:
@@ -78,7 +78,7 @@ class FakeLauncher:
         return found
 
     def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
-        """Each worker starts, and ends if that is its behaviour."""
+        """Start each worker, and end it if that is its behaviour."""
         for worker in order.workers if self._up else ():
             self._next_pid += 1
             behaviour = self._behave(order, worker)
@@ -88,13 +88,13 @@ class FakeLauncher:
                 self._end(self._next_pid, code=behaviour.exit_code)
 
     def load(self, number: int, modules: tuple[str, ...]) -> None:
-        """All are imported at once."""
+        """Import all modules immediately."""
         if self._up:
             self.loads.append(modules)
             self._tell(LoadOver(number=number))
 
     def fork_writer(self) -> None:
-        """There is nothing that could be forked."""
+        """Do nothing: there is nothing to fork."""
 
     def sweep(self) -> None:
         """Forget ended workers."""
@@ -113,7 +113,7 @@ class FakeLauncher:
         self._end(pid, number=signal.SIGKILL)
 
     def inject(self, pid: int, number: int) -> None:
-        """STOP stops, CONT continues, any other signal ends the worker."""
+        """Send a signal: STOP stops, CONT continues, any other ends the worker."""
         worker = self._workers.get(pid)
         if worker is None:
             return
@@ -123,7 +123,7 @@ class FakeLauncher:
             self._end(pid, number=number)
 
     def close(self) -> None:
-        """All workers are gone."""
+        """Close: all workers are gone."""
         self._up = False
         self._workers.clear()
         self._messages.clear()
@@ -136,7 +136,7 @@ class FakeLauncher:
         return {worker.rank: pid for pid, worker in self._workers.items() if not worker.ended}
 
     def die(self) -> None:
-        """The launcher ends, and its workers with it."""
+        """End the launcher, and its workers with it."""
         self._up = False
         self._workers.clear()
         self._tell(Gone(reason="the fake zygote ended by signal SIGKILL"))

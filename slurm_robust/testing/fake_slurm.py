@@ -365,7 +365,7 @@ class FakeSlurm:
                 raise errors.CommandFailed("Invalid time specified")
             if not {*request.users} <= {user for users in world.accounts.values() for user in users}:
                 raise errors.PermissionDenied("Invalid user id")
-            # As from 23.11 on, where AccountingStorageEnforce is not set.
+            # As from 23.11 on, if AccountingStorageEnforce is not set.
             if not request.users and not {*request.accounts} <= world.accounts.keys():
                 raise errors.InvalidAccount("Invalid account or account/partition combination specified")
             if request.name in world.reservations:

@@ -80,7 +80,7 @@ class FakeSlurmctld:
         done = self._free_at = begins + self.slow * self.cost_s(kind)
         if done - asked > limit_s:
             if kind not in _READS:
-                # It is done all the same, when its time has come, and nobody hears of it.
+                # It is done all the same, when its time has come, and no client hears of it.
                 self.time.at(done, lambda: self._do_late(request))
             self._give_up(limit_s)
         self.time.sleep(done - asked)
@@ -102,7 +102,7 @@ class FakeSlurmctld:
         try:
             request()
         except errors.SlurmCommandError:
-            pass  # refused, and nobody hears of that either
+            pass  # refused, and no client hears of that either
 
 
 class HookSlurm(FakeSlurm):
@@ -146,7 +146,7 @@ class HookSlurm(FakeSlurm):
         self._ask(Rpc.RELEASE, lambda: super(HookSlurm, self).delete_reservation(name))
 
     def _ask(self, kind: Rpc, request: Callable[[], T]) -> T:
-        """One command. What asks about nodes asks for the partitions as well, within the same time."""
+        """Ask by one command. One about nodes asks for the partitions as well, within the same time."""
         clock, daemon = self._daemon.time.clock, self._daemon
         ends = min(clock.now + self._limit_s, self._deadline)
         if ends <= clock.now:

@@ -23,19 +23,19 @@ class FaultyDisk(FileSystem):
         self._healed = threading.Event()
         self._healed.set()
         self.calls: list[str] = []
-        """Names of the calls so far, also of those that failed."""
+        """Names of the calls so far, also of failed ones."""
 
     def fail(self, number: int, *, room: int = 0, only: str = "") -> None:
-        """Calls that change something fail with errno ``number``; ``only``: this one of them alone."""
+        """Let calls that change something fail with errno ``number``; ``only``: just this call."""
         self._error, self._room, self._only = number, room, only
 
     def hang(self) -> None:
-        """Calls that change something do not return."""
+        """Let calls that change something hang."""
         self._hangs.clear()
         self._healed.clear()
 
     def heal(self) -> None:
-        """All is well again, and what hung is done."""
+        """Heal: all is well again, and what hung is done."""
         self._error = None
         self._healed.set()
 
@@ -44,12 +44,12 @@ class FaultyDisk(FileSystem):
         return self._hangs.wait(timeout_s)
 
     def open(self, path: Path, flags: int) -> int:
-        """As the file system does, if it does."""
+        """Open as the file system does, if it does."""
         self._meet("open")
         return super().open(path, flags)
 
     def write(self, fd: int, data: bytes) -> int:
-        """As the file system does, if it does; at first as much as there is room for."""
+        """Write as the file system does, if it does; at first as much as there is room for."""
         if self._error is not None and self._room and self._only in ("", "write"):
             done = super().write(fd, data[: self._room])
             self._room -= done
@@ -58,17 +58,17 @@ class FaultyDisk(FileSystem):
         return super().write(fd, data)
 
     def cut(self, fd: int, size: int) -> None:
-        """As the file system does, if it does."""
+        """Cut as the file system does, if it does."""
         self._meet("cut")
         super().cut(fd, size)
 
     def sync(self, fd: int) -> None:
-        """As the file system does, if it does."""
+        """Sync as the file system does, if it does."""
         self._meet("sync")
         super().sync(fd)
 
     def close(self, fd: int) -> None:
-        """As the file system does: the descriptor is gone also where it reports an error."""
+        """Close as the file system does: the descriptor is gone even if it reports an error."""
         super().close(fd)
         self._meet("close")
 

@@ -71,9 +71,9 @@ class _Stream:
 class LaggingGpus:
     """:class:`~slurm_robust.checkpoint.gpus.Gpus` of which a thread is the device.
 
-    Tensors of this machine stand for the GPU's: those that were given to :meth:`adopt`. Work on them is
-    enqueued by :meth:`launch` and done later, by the thread, in any order that the streams allow: ``seed``
-    chooses. Between :meth:`hold` and :meth:`release` the device does nothing. A copy is made in parts.
+    Tensors of this machine that were given to :meth:`adopt` stand for the GPU's. Work on them is enqueued by
+    :meth:`launch` and done later, by the thread, in any order that the streams allow: ``seed`` chooses.
+    Between :meth:`hold` and :meth:`release` the device does nothing. A copy is made in parts.
 
     ``refuses`` says which registrations (address, bytes) are refused.
     """
@@ -141,15 +141,15 @@ class LaggingGpus:
         self.calls["unregister"] += 1
         del self._registered[address]
 
-    # -- what a training does ---------------------------------------------------------------------
+    # -- what training does ---------------------------------------------------------------------
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor``, which from now on lies on the device."""
+        """Return ``tensor``, which from now on lies on the device."""
         self._memory[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     def launch(self, kernel: Callable[[], object], *changed: torch.Tensor) -> None:
-        """Enqueue what changes these tensors in place, in the training's stream or in the graph."""
+        """Enqueue what changes these tensors in place, in the stream of training or in the graph."""
         for tensor in changed:
             torch.autograd.graph.increment_version(tensor)
         work = _Work(kernel)
@@ -160,7 +160,7 @@ class LaggingGpus:
 
     @contextmanager
     def capture(self) -> Iterator[Callable[[], None]]:
-        """What is launched is not done, but put into a graph; yields what replays it."""
+        """Put what is launched into a graph, instead of doing it; yield what replays it."""
         graph: list[_Work] = []
 
         def replay() -> None:
@@ -181,12 +181,12 @@ class LaggingGpus:
     # -- the device -------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """From now on nothing is done."""
+        """Hold the device: from now on nothing is done."""
         with self._changed:
             self._held = True
 
     def release(self) -> None:
-        """The device goes on."""
+        """Let the device go on."""
         with self._changed:
             self._held = False
             self._changed.notify_all()
@@ -211,7 +211,7 @@ class LaggingGpus:
         return bool(found)
 
     def enqueue(self, stream: _Stream, work: _Work) -> None:
-        """For the streams of this module."""
+        """Enqueue ``work``, for the streams of this module."""
         with self._changed:
             stream.queue.append(work)
             self._changed.notify_all()

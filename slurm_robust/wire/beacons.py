@@ -1,7 +1,7 @@
 """Beacons: datagrams by which an agent shows, many times a second, that its process and its node live.
 
 A beacon says nothing else, so a lost one is not repeated and a late one does no harm. It is signed with the
-key that only the job's processes can read, and numbered, so nobody else can make one, nor repeat an old one.
+key that only the job's processes can read, and numbered, so no stranger can make one, or repeat an old one.
 The controller listens on the UDP port of the same number as its TCP port.
 """
 
@@ -23,7 +23,7 @@ MAGIC = b"SRB1"
 _HEAD = struct.Struct("!4sQ")
 _SIGNATURE_BYTES = 16
 _MAX_BYTES = 256
-# Where the controller's name or the route to it is not known now; a resolver may take half a minute.
+# If the controller's name or the route to it is not known now; a resolver may take half a minute.
 _AGAIN_S, _CLOSE_S = 1.0, 0.5
 # Datagrams read at one time: far more than come, and few enough that a flood leaves time for other threads.
 _AT_ONCE, _PER_AGENT = 256, 4
@@ -33,7 +33,7 @@ FORGET_S = 60.0
 
 
 def encode(key: bytes, agent: str, seq: int) -> bytes:
-    """Beacon number ``seq`` of ``agent``."""
+    """Encode beacon number ``seq`` of ``agent``."""
     content = _HEAD.pack(MAGIC, seq) + agent.encode()
     return content + _sign(key, content)
 
@@ -119,20 +119,21 @@ class BeaconSender:
         try:
             self._socket.send(encode(self._key, self._agent, self._seq))
         except OSError:
-            pass  # nobody listens there now, or the network is down: the next one may arrive
+            pass  # no process listens there now, or the network is down: the next one may arrive
 
 
 class BeaconReceiver:
     """Takes in beacons in a thread of its own, and wakes a loop while an agent is overdue.
 
-    Time in which this thread itself did not run, or a stranger flooded the port, is nobody's silence.
+    Time in which this thread itself did not run, or a stranger flooded the port, counts as no agent's
+    silence.
     """
 
     def __init__(self, key: str, port: int, interval_s: float, overdue_s: float) -> None:
         """``port``: to listen on, UDP; ``overdue_s``: see :meth:`fileno`. Raises ``OSError``."""
         self._key, self._interval_s, self._overdue_s = key.encode(), interval_s, overdue_s
         self._socket = _listen(port)
-        self.floods = 0  # times that more had come than was read at once
+        self.floods = 0  # times that more had come than one read takes
         self._seen: dict[
             str, tuple[float, int]
         ] = {}  # when the newest beacon of an agent came, and its number
@@ -143,7 +144,9 @@ class BeaconReceiver:
         self._thread = start_thread("beacons", self._run)
 
     def fileno(self) -> int:
-        """Readable again and again while an agent has sent nothing for ``overdue_s``, until :meth:`ages`."""
+        """Return a descriptor that is readable while an agent has sent nothing for ``overdue_s``, until
+        :meth:`ages`.
+        """
         return self._news.fileno()
 
     def ages(self) -> Mapping[str, float]:

@@ -1,9 +1,9 @@
 """The connection between two agents of a job over which images of checkpoints travel.
 
 Both ends prove with HMAC-SHA256 over a nonce of each that they hold the job's secret, before anything else is
-said: nobody outside of the job can read its memory or write into it. What follows is neither encrypted nor
-signed: an attacker that changes packets between two nodes is not kept out (the images have checksums against
-errors, not against forgery). Little-endian; C connects, S listens::
+said: no process outside of the job can read its memory or write into it. What follows is neither encrypted
+nor signed: an attacker that changes packets between two nodes is not kept out (the images have checksums
+against errors, not against forgery). Little-endian; C connects, S listens::
 
     C  magic "SRCOPY\\0\\1", nonce c of 32 bytes
     S  nonce s of 32 bytes, HMAC(key, "server" c s)
@@ -15,8 +15,8 @@ Then requests and answers, each a u32 of its bytes and MessagePack::
     C  Get      S  Answer GO with total, or REFUSED; after GO  C  Answer GO, with the memory, or REFUSED
                 after GO  S  bytes 8 to total of the image    C  Answer
 
-The receiver reserves memory before the first byte is sent: it takes half a second per GiB, in which one that
-sends would believe the way to be cut.
+The receiver reserves memory before the first byte is sent: that takes half a second per GiB, in which the
+sender would believe the way to be cut.
 
 Every wait has a limit, so a cut network costs seconds and never a thread.
 """

@@ -14,7 +14,7 @@ _NAME = re.compile(r"(\d{6,})\.json")
 
 
 class EpochRecord(Record):
-    """One controller that took the job, and where it listens. Agents obey the highest epoch."""
+    """One controller that took the job, and its address. Agents obey the highest epoch."""
 
     epoch: int
     host: str
@@ -63,8 +63,8 @@ def is_overtaken(folder: Path, epoch: int) -> bool:
 def newest_epoch(folder: Path) -> EpochRecord | None:
     """Return the highest epoch that was taken; None when there is none (yet).
 
-    Files that are no epoch's (torn by a broken file system, or put there by somebody) are passed
-    over. Raises ``OSError`` other than a missing folder.
+    Files that are no epoch's (torn by a broken file system, or put there from outside) are passed over.
+    Raises ``OSError`` other than a missing folder.
     """
     for number in sorted(_numbers(folder), reverse=True):
         try:

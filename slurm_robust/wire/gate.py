@@ -1,6 +1,7 @@
 """The controller's listening socket, and its watch: the kernel keeps out sources that flood it.
 
-CURVE lets nobody in without the job's key, but every connection costs a descriptor, and work, until it fails.
+CURVE lets no peer in without the job's key, but every connection costs a descriptor, and work, until it
+fails.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Attendant(threading.Thread):
         raise NotImplementedError
 
     def run(self) -> None:
-        """Until the context ends."""
+        """Serve until the context ends."""
         try:
             while True:
                 self.attend()
@@ -85,11 +86,11 @@ class Strangers(Generic[S]):
         return True
 
     def proved(self, source: S) -> None:
-        """A connection from ``source`` has the job's key."""
+        """Take in that a connection from ``source`` has the job's key."""
         self._unproven[source] -= 1
 
     def banned(self, now: float) -> frozenset[S]:
-        """Return the sources to be kept out."""
+        """Return the sources to keep out."""
         self._banned = {source: until for source, until in self._banned.items() if until > now}
         return frozenset(self._banned)
 
@@ -138,7 +139,7 @@ class Gate(Attendant):
         """How often a source was kept out."""
 
     def proved(self, source: str) -> None:
-        """A connection from the address ``source`` has the job's key. From any thread."""
+        """Take in that a connection from the address ``source`` has the job's key. From any thread."""
         try:
             found = portfilter.address(source)
         except ValueError:

@@ -1,4 +1,4 @@
-"""The job's CURVE keys: their holders may command and read the job's agents, nobody else.
+"""The job's CURVE keys: only their holders may command and read the job's agents.
 
 There is one key pair for controllers and one that all agents and clients of the job share. They lie
 in the job directory's ``keys`` folder, so the rights of that folder are the rights over the job.

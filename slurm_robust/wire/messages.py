@@ -56,11 +56,11 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     ready: bool = False  # the zygote has imported everything (always True in exec mode)
     progress: tuple[Progress, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
-    spent: dict[str, float] = {}  # seconds in phases and checkpoints, of those that are over
+    spent: dict[str, float] = {}  # seconds in finished phases and checkpoints
     timings: dict[str, float] = {}  # seconds of the start phases that are over (model/startup.py)
     notes: tuple[str, ...] = ()  # facts for the journal: resources missing, what could not be done
     data_port: int = 0  # TCP port at which other agents reach this one's copies, 0 for none
-    data_address: str = ""  # address for that port, where it is not ``address``
+    data_address: str = ""  # address for that port, if it is not ``address``
     copies: tuple[Copy, ...] = ()  # whole copies that this node holds, in memory and on its disk
     lag_s: float = 0.0  # from a snapshot's completion until its peer had it, slowest of the last ones
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
@@ -138,7 +138,7 @@ class Launch(Record, tag_field="kind", tag="launch"):
     restore: CheckpointId | None = None  # None: a fresh start
     restart_count: int = 0  # generations before this one, for TORCHELASTIC_RESTART_COUNT
     layout: str = ""  # identity of the parallel layout, stamped on every copy
-    restore_layout: str = ""  # that of ``restore`` where it is another one, so that it is resharded
+    restore_layout: str = ""  # that of ``restore`` if it is another one, so that it is resharded
     sources: tuple[
         RestoreSource, ...
     ] = ()  # where this node finds the parts of ``restore``; none: on storage
@@ -303,7 +303,7 @@ class ShowStacks(Record, tag_field="kind", tag="show_stacks"):
 class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
     """The stacks of a sample round that came next."""
 
-    number: int = 0  # of the round; where it is another than that of the question, these are its first stacks
+    number: int = 0  # of the round; if it is another than that of the question, these are its first stacks
     generation: int = 0
     nodes: tuple[str, ...] = ()  # that were asked, in the order of their slots
     stacks: tuple[StacksTaken, ...] = ()
@@ -334,7 +334,7 @@ Order: TypeAlias = (
     | Inject
     | Shutdown
 )
-"""What the state machine of an agent is to do."""
+"""What the state machine of an agent must do."""
 
 FromController: TypeAlias = Order | Ack | ProbeNodes | Pong | DrillReply | StacksShown | Refused
 
@@ -355,7 +355,7 @@ class Foreign(Record):
     why: str = ""  # the field that cannot be read; "" if the kind is unknown
 
     def describe(self) -> str:
-        """``message 'xyz' is unknown``."""
+        """Return a text such as ``message 'xyz' is unknown``."""
         name, why = one_line(self.kind, 40), one_line(self.why, 120)
         return f"message '{name}' cannot be read ({why})" if why else f"message '{name}' is unknown"
 

@@ -25,7 +25,9 @@ class NoAddress(SrobustError):
 
 
 def address_in(network: str) -> str:
-    """This node's address in ``network``, a subnet or an interface's name. Raises :class:`NoAddress`."""
+    """Return this node's address in ``network``, a subnet or an interface's name. Raises
+    :class:`NoAddress`.
+    """
     found = _addresses()
     for interface, address in found:
         if interface == network if "/" not in network else _is_in(address, network):
@@ -88,11 +90,11 @@ _LISTENS = "0A"  # TCP_LISTEN of net/tcp_states.h
 
 
 class PortHolder:
-    """Keeps a TCP port for the rendezvous of the next launch, and nobody else gets it, of whatever user.
+    """Keeps a TCP port for the rendezvous of the next launch from all other processes, of whatever user.
 
-    With ``hand_over`` the socket itself becomes rank 0's, whose torch listens on it. A program that binds the
-    port on its own can do so only from its launch on, and until then nobody: Linux lets a second socket bind,
-    of anybody, while both have SO_REUSEADDR and none listens, and torch's store sets it.
+    If ``hand_over``, the socket itself becomes rank 0's, whose torch listens on it. A program that binds the
+    port on its own can do so only from its launch on, and until then no process can: Linux lets a second
+    socket of any user bind while both have SO_REUSEADDR and none listens, and torch's store sets it.
     """
 
     def __init__(self, ports: Iterable[int] = (0,), *, hand_over: bool = False) -> None:
@@ -109,7 +111,8 @@ class PortHolder:
         return int(self._held.getsockname()[1])
 
     def open(self, backlog: int = socket.SOMAXCONN) -> socket.socket | None:
-        """Workers are about to start: the socket for rank 0, None if rank 0 binds the port by itself.
+        """Open the port, since workers are about to start: the socket for rank 0, None if rank 0 binds it by
+        itself.
 
         ``backlog``: connections that the kernel keeps until rank 0 accepts them.
         """
@@ -138,8 +141,8 @@ class PortHolder:
 
     def _take(self) -> socket.socket:
         error: OSError | None = None
-        # At first only ports that nobody uses in any way; then also those whose last connections
-        # the kernel still remembers (TIME_WAIT), which a short list of ports soon leads to.
+        # At first only ports that are not used in any way; then also ports whose last connections the kernel
+        # still remembers (TIME_WAIT), which a short list of ports soon leads to.
         for reuse in (False, True):
             for _ in self._ports:
                 port = self._ports[self._next % len(self._ports)]
@@ -156,7 +159,7 @@ class PortHolder:
         holder = _bound(port, reuse)
         try:
             if self._hand_over:
-                holder.listen(0)  # which keeps out everybody, also where it was bound for reuse
+                holder.listen(0)  # which keeps out all others, even if it was bound for reuse
             else:
                 holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)
         except OSError:
@@ -166,9 +169,9 @@ class PortHolder:
 
 
 def bind_free(ports: Iterable[int] = (0,)) -> socket.socket:
-    """Bind a socket to a port of these for all addresses of the node, IPv6 too. Raises ``OSError``.
+    """Bind a socket to one of ``ports`` for all addresses of the node, IPv6 too. Raises ``OSError``.
 
-    From the last to the first, while :class:`PortHolder` begins with the first.
+    It tries the last port first, while :class:`PortHolder` begins with the first.
     """
     choices = tuple(ports)[::-1]
     error: OSError | None = None
@@ -210,7 +213,7 @@ def taken_by(port: int) -> str:
 
 
 def _listeners(table: Iterable[str], port: int) -> Iterator[int]:
-    """Uids of the listeners on ``port``, with which the table begins (proc_pid_net(5))."""
+    """Yield the uids of the listeners on ``port``, with which the table begins (proc_pid_net(5))."""
     for row in itertools.islice(table, 1, None):
         fields = row.split()
         if fields[3] != _LISTENS:

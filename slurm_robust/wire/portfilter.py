@@ -29,7 +29,7 @@ _SOURCE_V4, _SOURCE_V6 = _HEADER + 12, _HEADER + 8
 
 
 def address(text: str) -> Address:
-    """``text`` as an address; of IPv4 also where a socket of both kinds shows one of IPv6.
+    """Parse ``text`` as an address; as one of IPv4 even if a socket of both kinds shows one of IPv6.
 
     Raises ``ValueError``.
     """
@@ -40,7 +40,7 @@ def address(text: str) -> Address:
 def drop(listener: socket.socket, sources: Iterable[Address]) -> None:
     """Have the kernel drop what comes to ``listener`` from ``sources``, the first 400. Raises ``OSError``.
 
-    Fewer where the kernel has no memory for that many (net.core.optmem_max).
+    Fewer if the kernel has no memory for that many (net.core.optmem_max).
     """
     chosen = list(sources)[:MAX_ADDRESSES]
     if not chosen:
@@ -66,7 +66,7 @@ def _attach(listener: socket.socket, code: bytes) -> None:
 
 
 def program(sources: Iterable[Address]) -> bytes:
-    """Instructions of 8 bytes that pass what does not come from ``sources``."""
+    """Return instructions of 8 bytes that pass what does not come from ``sources``."""
     v4: list[tuple[int, int, int, int]] = [(_WORD_AT, 0, 0, _SOURCE_V4)]
     v6: list[tuple[int, int, int, int]] = []
     for source in sources:

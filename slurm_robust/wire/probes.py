@@ -1,8 +1,8 @@
 """Does the kernel of a node answer? It does for a process that is stopped, starved or swapped out.
 
-Two probes of different kinds, of which one answer suffices. A TCP connection to a port on which nobody
-listens is refused by the kernel itself: no process takes part, and no queue fills. An ICMP echo needs no port
-at all, but a site may not permit it to users (``net.ipv4.ping_group_range``) or drop it.
+Two probes of different kinds, of which one answer suffices. The kernel itself refuses a TCP connection to a
+port on which nothing listens: no process takes part, and no queue fills. An ICMP echo needs no port at all,
+but a site may not permit it to users (``net.ipv4.ping_group_range``) or drop it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Probing:
         try:
             reply = echo.recv(256)
         except OSError:
-            return  # unreachable, say: nobody has answered
+            return  # unreachable, say: nothing has answered
         if reply and reply[0] == _ECHO_REPLY:
             self._answered(self._icmp, name)
 

@@ -2,15 +2,15 @@
 
 A rolling upgrade mixes releases in one job: a controller that is started again, or that takes over, runs the
 new code beside agents of the old one; an agent that is started again meets an older controller; and the
-owner's commands are newer than both. Each side names its version in what it says first, and nobody infers it
+owner's commands are newer than both. Each side names its version in what it says first, and no side infers it
 from silence.
 
 A message may change in these ways only:
 
-* A new field has a default, and by that default a peer means what peers without the field do. Who does not
-  know a field passes over it.
+* A new field has a default, and by that default a peer means what peers without the field do. A peer that
+  does not know a field passes over it.
 * A new message gets the next :data:`PROTOCOL` and a line in :data:`SINCE`, and is sent to peers of that
-  version only. Who does not know a message refuses it by name (:class:`.messages.Foreign`).
+  version only. A peer that does not know a message refuses it by name (:class:`.messages.Foreign`).
 * A message, or a field without a default, is never removed, renamed or given another type.
 """
 

@@ -56,7 +56,7 @@ def _set_common(end: zmq.Socket[bytes]) -> None:
     end.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     end.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
     end.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-    # A thousand agents that connect at once take a second; a peer that proves nothing is not kept longer.
+    # A thousand agents that connect together take a second; a peer that proves nothing is not kept longer.
     end.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
 
 
@@ -66,9 +66,9 @@ Question: TypeAlias = Ping | Drill | ShowStacks
 class AgentSocket:
     """Connects to one controller at whichever of its addresses answers first.
 
-    A controller's host has several addresses and a node may reach only some, so all are tried at
-    once; the first whose handshake (which proves the controller's key) completes is kept. Nothing is
-    queued while there is no connection. One thread only.
+    A controller's host has several addresses and a node may reach only some, so all are tried together; the
+    first whose handshake (which proves the controller's key) completes is kept. Nothing is queued while there
+    is no connection. One thread only.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class ControllerSocket:
         self.socket.sndhwm = 1_000
         # An agent that reconnects before we noticed the end of its old connection keeps its name.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        # Reports that a peer is gone, where ROUTER would drop the message in silence.
+        # Reports that a peer is gone; otherwise ROUTER would drop the message in silence.
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._doorkeeper.start()
         self._gate.start()
@@ -279,7 +279,7 @@ class ControllerSocket:
     def recv(self) -> tuple[bytes, ToController | Foreign] | None:
         """Return the next message with the name of its sender, for :meth:`send`; None if there is none.
 
-        Raises ``RuntimeError`` when nobody can be let in, or floods are not seen, any more.
+        Raises ``RuntimeError`` when no peer can be let in, or floods are not seen, any more.
         """
         self._doorkeeper.check()
         self._gate.check()

@@ -1,4 +1,4 @@
 """A simulator of one job: the real controller and the real agents, by a clock that jumps.
 
-:class:`~slurm_robust.testing.sim.job.Sim` is where to begin.
+Begin with :class:`~slurm_robust.testing.sim.job.Sim`.
 """

@@ -177,44 +177,44 @@ class SimController:
     # -- its life ----------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """It dies without a word."""
+        """Kill the controller: it dies without a word."""
         self.is_alive = False
         self.env.mailboxes.pop(self.epoch, None)
 
     def end(self, code: int) -> None:
-        """It ends with ``code``."""
+        """End the controller with ``code``."""
         if self.is_alive:
             self.kill()
             self._over(self, code)
 
     def stall(self, seconds: float) -> None:
-        """It does nothing for so long, and does not know."""
+        """Stall the controller: it does nothing for so long, and does not know."""
         self.stalled_until = self.env.now + seconds
 
     def order_to_end(self, reason: str, code: ExitCode = ExitCode.TERMINATED) -> None:
-        """SIGTERM or SIGINT has come."""
+        """Order the controller to end: SIGTERM or SIGINT has come."""
         self._post(lambda: self._do(self.core.on_leave(reason, self.now(), code)))
 
     def warn(self, reason: str) -> None:
-        """USR1 has come: the end of the run is near."""
+        """Warn the controller: USR1 has come, the end of the run is near."""
         self._post(lambda: self._do(self.core.on_end_approaching(reason, self.now())))
 
     def skip(self) -> None:
-        """Time has leapt while all was well: the next turn is soon, and none was missed."""
+        """Skip time that has leapt while all was well: the next turn is soon, and none was missed."""
         self.stalled_until = self._turned = self.env.now + 0.1  # agents have spoken by then
 
     def hurry(self) -> None:
-        """A second SIGINT has come."""
+        """Hurry the controller: a second SIGINT has come."""
         self._post(lambda: self._do(self.core.on_second_order(self.now())))
 
     def hear_step(self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool) -> None:
-        """The srun of agents, or one of its tasks, has ended with this output."""
+        """Hear that the srun of agents, or one of its tasks, has ended with this output."""
         ends = task_ends(nodes, lines, lines) if is_task else (step_end(nodes, code, lines),)
         for end in ends:
             self._post(partial(self._on_step_end, end))
 
     def hear_refusal(self, node: str, text: str) -> None:
-        """The agent of ``node`` could not begin, and has said why; its srun ends."""
+        """Hear that the agent of ``node`` could not begin, and why; its srun ends."""
         self._post(lambda: self.core.on_refusal(node, text))
         self.hear_step((node,), 78, (f"srun: error: {node}: task 0: Exited with exit code 78",), is_task=True)
 
@@ -310,7 +310,7 @@ class SimController:
         self.env.timeline.after(SLOW_TICK_S, self._slow_tick)
 
     def _follow_journal(self) -> None:
-        """As the real loop: decide nothing while storage has not taken what was decided before."""
+        """Decide nothing while storage has not taken what was decided before, as in the real loop."""
         core = self.core
         behind = self.env.storage.hangs and (bool(self._held) or bool(self._unwritten))
         held_s = self._hold.follow(behind=behind, urgent=core.leaving is not None or core.ending is not None)
@@ -325,13 +325,13 @@ class SimController:
         acts: list[fx.Effect] = [effect for effect in effects if not isinstance(effect, fx.Write)]
         self._held.append((events, acts))
         self._release()
-        if self._held and self._held[-1][1] is acts:  # an agent is to learn that its controller lives
+        if self._held and self._held[-1][1] is acts:  # an agent must learn that its controller lives
             for effect in acts:
                 if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ack):
                     self._send(structs.replace(effect, message=structs.replace(effect.message, seq=0)))
 
     def _release(self) -> None:
-        """Do what was decided, in that order, as far as the journal holds it, or cannot be waited for."""
+        """Do what was decided, in that order, once the journal holds it, or cannot be waited for."""
         while self._held and self.is_alive and not self._is_fenced:
             events, acts = self._held[0]
             if events and self.env.storage.hangs and not self._hold.gave_up:
@@ -464,7 +464,7 @@ class SimController:
         return Diagnosis(results=results, suspects=suspects, reason=reason)
 
     def _borrow(self, number: int, asked: qs.BorrowNodes) -> None:
-        """Submit companions to the fake Slurm; those that do not start within a moment are cancelled."""
+        """Submit companions to the fake Slurm; companions that do not start within a moment are cancelled."""
         submitted: list[int] = []
         source = asked.sources[0]
 

@@ -1,4 +1,6 @@
-"""What the nodes of a simulated job share: time, chance, network, storage, and where controllers listen."""
+"""What the nodes of a simulated job share: time, chance, network, storage, and the addresses of
+controllers.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,13 @@ class SimulatedPace(Record):
     test_s: tuple[float, float] = (5.0, 15.0)
     """For a test of nodes."""
     peers_notice_s: tuple[float, float] | None = None
-    """From the end of a rank until the others end, too, since they lost it; None: they wait for it."""
+    """Seconds from the end of a rank until the others end, too, since they lost it; None: they wait for
+    it.
+    """
     turn_s: float = 0.25
     """Between two turns of a controller's loop without news."""
     rest_s: float = 0.02
-    """From news to its next turn; longer ones take in more news at once, and are cheaper."""
+    """Seconds from news to its next turn; longer ones take in more news together, and are cheaper."""
     slurm_gives_up_s: float = 300.0
     """From the death of a node until Slurm calls it DOWN (SlurmdTimeout)."""
     kill_wait_s: float = 30.0

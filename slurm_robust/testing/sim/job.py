@@ -71,7 +71,7 @@ RESTART_S = 1.0
 
 
 class NotWithin(AssertionError):
-    """What a test waits for has not come in time; the message says where the job is."""
+    """What a test waits for has not come in time; the message says how far the job is."""
 
 
 class Sim:
@@ -97,8 +97,8 @@ class Sim:
     ) -> None:
         """``nodes`` hold ranks, ``spares`` stand by, and ``others`` are free for a next run.
 
-        ``steps``: that the training makes until it ends. ``leap_s``: while all is well time jumps by so much,
-        and steps are not played one by one; for jobs of days.
+        ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
+        much, and steps are not played one by one; for jobs of days.
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
@@ -268,7 +268,7 @@ class Sim:
         return self.code
 
     def describe(self) -> str:
-        """Say where the job is, for a failed test."""
+        """Say how far the job is, for a failed test."""
         lines = "".join(f"\n  {line}" for line in self.said[-12:])
         return f"{self.now:.1f} s, stage {self.stage or 'none'}, step {self.step}, code {self.code}{lines}"
 
@@ -285,32 +285,32 @@ class Sim:
         return self.ranks[number]
 
     def kill_rank(self, number: int, signal: int = 9, *, oom: str = "") -> None:
-        """A signal from outside ends a rank; ``oom``: the kernel sent it, for want of memory."""
+        """End a rank by a signal from outside; ``oom``: the kernel sent it, for want of memory."""
         rank = self.rank(number)
         self.nodes[rank.node].end_worker(rank, number=signal, oom=oom)
 
     def exit_rank(self, number: int, code: int = 1, error: WorkerError | None = None) -> None:
-        """A rank ends by itself; ``error``: the exception that it leaves behind."""
+        """Let a rank end by itself; ``error``: the exception that it leaves behind."""
         rank = self.rank(number)
         self.nodes[rank.node].end_worker(rank, code=code, error=error)
 
     def hang_rank(self, number: int, *, unkillable: bool = False) -> None:
-        """A rank stands still, and all others wait for it; ``unkillable``: no signal ends it."""
+        """Let a rank stand still while all others wait for it; ``unkillable``: no signal ends it."""
         rank = self.rank(number)
         rank.stopped, rank.unkillable = True, unkillable
 
     def resume_rank(self, number: int) -> None:
-        """A rank that hung goes on."""
+        """Let a rank that hung go on."""
         rank = self.rank(number)
         rank.stopped = rank.unkillable = False
         self.training.nudge(rank.generation)
 
     def spoil_rank(self, number: int) -> None:
-        """The loss of a rank, and then of all, is NaN from its next step on, until it is started again."""
+        """Make the loss of a rank, and then of all, NaN from its next step on, until it is started again."""
         self.rank(number).spoils = True
 
     def node_dies(self, name: str) -> None:
-        """The power of a node is cut, with all that ran there."""
+        """Cut the power of a node, with all that ran there."""
         node = self.nodes[name]
         if not node.is_up:
             return
@@ -321,7 +321,7 @@ class Sim:
         self.env.timeline.after(self.env.pace.slurm_gives_up_s, down)
 
     def node_returns(self, name: str) -> None:
-        """A dead node has booted; Slurm takes it from the job and gives it to the next ones."""
+        """Boot a dead node; Slurm takes it from the job and gives it to the next ones."""
         node = self.nodes[name]
         if not node.is_up:
             node.boot()
@@ -329,7 +329,7 @@ class Sim:
             self.cluster.resumed(name)
 
     def agent_dies(self, name: str) -> None:
-        """The agent of a node is killed, and its workers die with it; srun says so."""
+        """Kill the agent of a node, and its workers with it; srun says so."""
         self.nodes[name].end_agents()
 
         def tell() -> None:
@@ -352,40 +352,40 @@ class Sim:
         self.training.nudge_all()
 
     def controller_dies(self) -> None:
-        """The controller process is killed; its supervisor starts the next one."""
+        """Kill the controller process; its supervisor starts the next one."""
         if self.controller is not None:
             self._lose(self.controller)
 
     def controller_stalls(self, seconds: float) -> None:
-        """The controller process is stopped for so long."""
+        """Stop the controller process for so long."""
         if self.controller is not None:
             self.controller.stall(seconds)
 
     def slurm_is_silent(self, silent: bool = True) -> None:
-        """slurmctld answers nobody, or does again."""
+        """Stop slurmctld from answering, or let it answer again."""
         self.cluster.unreachable = silent
 
     def storage_hangs(self, hangs: bool = True) -> None:
-        """Shared storage answers nobody, or does again."""
+        """Stop shared storage from answering, or let it answer again."""
         self.storage.hangs = hangs
 
     def storage_fails(self, fails: bool = True) -> None:
-        """Shared storage refuses, or takes again."""
+        """Let shared storage refuse, or take again."""
         self.storage.fails = fails
 
     def alert(self, name: str, alert: Alert) -> None:
-        """The inspection of a node has seen something."""
+        """Let the inspection of a node see something."""
         self.nodes[name].alerts = (*self.nodes[name].alerts, alert)
         for agent in self.nodes[name].agents.values():
             agent.beat()
 
     def warn(self, reason: str = "the end of this run is near (USR1)") -> None:
-        """Slurm warns the batch script of the end of the run."""
+        """Warn the batch script of the end of the run, as Slurm does."""
         if self.controller is not None:
             self.controller.warn(reason)
 
     def order_to_end(self) -> None:
-        """The owner presses Ctrl-C; a second call is the second order."""
+        """Press Ctrl-C, as the owner does; a second call is the second order."""
         controller = self.controller
         if controller is not None and controller.core.leaving is not None:
             controller.hurry()
@@ -393,7 +393,7 @@ class Sim:
             controller.order_to_end("ordered to end by SIGINT", ExitCode(130))
 
     def cancel(self) -> None:
-        """Somebody cancels the job (scancel)."""
+        """Cancel the job (scancel)."""
         self.cluster.finish(self.job_id, "CANCELLED")
         self._term()
 
@@ -405,7 +405,7 @@ class Sim:
         )
 
     def _on_step(self, ranks: Mapping[int, Rank], step: int) -> None:
-        """All ranks of a generation have completed ``step``, and keep snapshots."""
+        """Let all ranks of a generation, which have completed ``step``, keep snapshots."""
         some = next(iter(ranks.values()))
         generation, checkpoint = some.generation, self.config.checkpoint
         ref = CheckpointId(step=step, generation=generation)
@@ -420,7 +420,7 @@ class Sim:
                     agent.on_step(step)
 
     def _on_done(self, ranks: Mapping[int, Rank]) -> None:
-        """The training is over."""
+        """End the ranks, since training is done."""
         for rank in ranks.values():
             self.env.after((0.1, 1.0), partial(self.nodes[rank.node].end_worker, rank, code=0))
 
@@ -548,7 +548,7 @@ class Sim:
         self._start_controller(job.batch_host)
 
     def _end_run(self) -> None:
-        """The batch script has ended: Slurm kills what is left of the run."""
+        """Kill what is left of the run, as Slurm does once the batch script has ended."""
         self._is_over = True
         for controller in self._controllers:
             controller.kill()
@@ -558,7 +558,7 @@ class Sim:
             node.alerts = ()
 
     def _term(self) -> None:
-        """Slurm ends the run: TERM to the batch script and to all steps, KILL after KillWait."""
+        """End the run as Slurm does: TERM to the batch script and to all steps, KILL after KillWait."""
         plan = self._plan
         for controller in list(self._controllers):
             controller.order_to_end("ordered to end by SIGTERM")
@@ -622,7 +622,9 @@ class Sim:
         return exclude
 
     def _start_now(self) -> None:
-        """The watcher that outlives the run spares the job Slurm's two minutes of begin time."""
+        """Start the job now, as the watcher that outlives the run does: it skips Slurm's begin time of two
+        minutes.
+        """
         try:
             self.slurm.start_now(self.job_id)
         except SlurmError:

@@ -103,36 +103,36 @@ class SimNode:
         return any((copy.rank, copy.checkpoint) == (rank, ref) for copy in self.copies)
 
     def forget_copies(self) -> None:
-        """Its memory holds nothing any more."""
+        """Forget all that its memory holds."""
         self._copies.clear()
         self._listed = None
 
     # -- life and death ----------------------------------------------------------------------------
 
     def start_agent(self) -> None:
-        """Slurm starts an agent here; a second one may come beside the first."""
+        """Start an agent here, as Slurm does; a second one may come beside the first."""
         if self.is_up:
             self._agents += 1
             agent = SimAgent(self, f"agent {self._agents} of {self.name}")
             self.agents[agent.id] = agent
 
     def die(self) -> None:
-        """The power is cut."""
+        """Cut the power."""
         self.is_up = False
         self.end_agents()
         self.forget_copies()
 
     def boot(self) -> None:
-        """It is back, with nothing in memory."""
+        """Boot: the node is back, with nothing in memory."""
         self.is_up = True
 
     def end_agents(self) -> None:
-        """Its agents are killed, and the kernel kills their workers with them."""
+        """Kill its agents, and their workers with them, as the kernel does."""
         for agent in list(self.agents.values()):
             self.end_agent(agent)
 
     def end_agent(self, agent: SimAgent) -> None:
-        """``agent`` ends, and its workers with it."""
+        """End ``agent``, and its workers with it."""
         agent.is_alive = False
         self.agents.pop(agent.id, None)
         for rank in agent.ranks.values():
@@ -147,7 +147,7 @@ class SimNode:
         error: WorkerError | None = None,
         oom: str = "",
     ) -> None:
-        """A worker process ends, by itself or by a signal; its agent learns it."""
+        """End a worker process, by itself or by a signal; its agent learns it."""
         if self.workers.get(rank.pid) is not rank:
             return
         del self.workers[rank.pid]
@@ -230,7 +230,7 @@ class SimAgent:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it does more than to watch: it rehearses, or a step to come is to go to storage."""
+        """Whether it does more than to watch: it rehearses, or a later step will go to storage."""
         stores = self._flush >= 0 or any(rank.wanted >= 0 for rank in self.ranks.values())
         return self.state.rehearses or (self.state.phase is msg.Phase.RUNNING and stores)
 
@@ -243,7 +243,7 @@ class SimAgent:
             self._turn()
 
     def receive(self, data: bytes) -> None:
-        """A message of a controller has come."""
+        """Receive a message of a controller."""
         if not self.is_alive:
             return
         message = msg.decode_from_controller(data)
@@ -264,16 +264,16 @@ class SimAgent:
             self._turn()
 
     def hear_launcher(self, message: LauncherMessage, oom: str = "") -> None:
-        """The zygote has news."""
+        """Hear news of the zygote."""
         self._after(REPORT_S, lambda: self.take(do.LauncherReported(message=message, oom=oom)))
 
     def warn(self) -> None:
-        """Slurm warns of the end of the run (USR1)."""
+        """Warn of the end of the run (USR1), as Slurm does."""
         self.state.warned = self._wanted = True
         self._turn()
 
     def on_step(self, step: int) -> None:
-        """Its ranks have completed ``step`` with all others."""
+        """Take in that its ranks have completed ``step`` with all others."""
         some = next(iter(self.ranks.values()))
         launch, first = (
             some.launch,
@@ -309,7 +309,7 @@ class SimAgent:
             self._hands[type(instruction)](instruction)
 
     def _turn(self) -> None:
-        """As a turn of the real loop ends: what is due, the controller, a heartbeat."""
+        """End a turn as the real loop does: what is due, the controller, a heartbeat."""
         now = self.mono
         if self.state.deadline is not None and now >= self.state.deadline:
             self._take(do.Ticked())
@@ -448,7 +448,7 @@ class SimAgent:
             self._after(bounds, lambda: self.node.end_worker(rank, number=number))
 
     def _watch_gpus(self) -> None:
-        """The driver still counts memory to ended workers for as long as the node holds it."""
+        """Report memory that the driver counts to ended workers, as long as the node holds it."""
         if self.node.holds_gpus:
             self.take(do.GpusReported(held="2 GiB of GPU 0"))
             self._after((0.5, 1.0), self._watch_gpus)

@@ -1,4 +1,4 @@
-"""The training of a simulated job: ranks that make each step together, and the storage that keeps it."""
+"""Training in a simulated job: ranks that make each step together, and the storage that keeps it."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class SimulatedTraining:
         self._planned: dict[int, float] = {}  # when the step ends that a generation is at
 
     def enter(self, rank: Rank) -> None:
-        """``rank`` has restored, and meets the others of its generation."""
+        """Let ``rank``, which has restored, meet the others of its generation."""
         self._members[rank.generation][rank.rank] = rank
         self.nudge(rank.generation)
 
     def leave(self, rank: Rank) -> None:
-        """``rank`` has ended; the others wait for it."""
+        """Take out ``rank``, which has ended; the others wait for it."""
         members = self._members[rank.generation]
         if members.get(rank.rank) is rank:
             del members[rank.rank]
@@ -119,12 +119,12 @@ class SimulatedTraining:
         self._timeline.after(ends - self._timeline.now, lambda: self._complete(generation, ends))
 
     def nudge_all(self) -> None:
-        """As :meth:`nudge`, for every generation."""
+        """Do the same as :meth:`nudge`, for every generation."""
         for generation in list(self._members):
             self.nudge(generation)
 
     def leap(self, generation: int, until: float) -> float | None:
-        """Complete all steps of ``generation`` that end before ``until``, but for the last of the training.
+        """Complete all steps of ``generation`` that end before ``until``, but for the last step of all.
 
         Return when the newest ended, None if no step did.
         """
@@ -199,7 +199,9 @@ class FakeStorage:
         return {ref: Tier.STORAGE for ref, ranks in self.parts.items() if len(ranks) == self._worlds[ref]}
 
     def prune(self, sealed: Mapping[int, int], generation: int, keep: int) -> None:
-        """Remove what no restore needs: of ended generations, and but the newest of the one that trains."""
+        """Remove what no restore needs of ended generations and of the running one, whose newest ``keep``
+        stay.
+        """
         complete = self.complete()
         keeps = {*retained(sealed, complete, keep), *(r for r in complete if r.generation >= generation)}
         own = sorted((r for r in complete if r.generation == generation), reverse=True)
