@@ -40,10 +40,10 @@ class Item(Record):
     path: str
     kind: Literal["file", "link", "folder"] = "file"
     text: str = ""
-    """Of a file."""
+    """Content of a file."""
 
     target: str = ""
-    """Of a link."""
+    """Target of a link."""
 
     mode: int = 0o644
 

@@ -1,6 +1,6 @@
 """``srobust admin quarantine``: tests the nodes that srobust drained, and returns or keeps each.
 
-A drained node accepts no job, so Slurm cannot run a test there. A maintenance reservation keeps everybody but
+A drained node accepts no job, so Slurm cannot run a test there. A maintenance reservation keeps all users but
 root away instead; only inside it is the drain undone, the test run as a job, and the node drained again or,
 when it passed, left in service, before the reservation goes. Measured on 22.05.8: with MAINT a drain that is
 resumed shows MAINTENANCE, root's job starts within 4 s, and other users' jobs wait.

@@ -203,6 +203,6 @@ def is_packaged() -> bool:
 
 
 def must_be_root(what: str) -> None:
-    """Raise :class:`InstallError` for anybody else."""
+    """Raise :class:`InstallError` for any other user."""
     if os.geteuid() != 0:
         raise InstallError(f"{what} writes to /etc and /usr, which only root may", "run it with sudo")

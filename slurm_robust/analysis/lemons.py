@@ -192,9 +192,8 @@ def _share(nodes: Sequence[str]) -> int:
 
 
 def at_least(blame: float, means: Mapping[int, float]) -> float:
-    """Return the probability of so much ``blame`` or more, where failures that name ``size`` nodes count
-    1/size each and come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion
-    (1981).
+    """Return the probability of so much ``blame`` or more, if failures that name ``size`` nodes count 1/size
+    each and come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion (1981).
     """
     steps = round(blame * _LARGEST)
     jumps = [(_LARGEST // size, mean) for size, mean in means.items() if mean > 0]
@@ -226,7 +225,9 @@ def least_ratio(blame: float, means: Mapping[int, float]) -> float:
 
 
 def _solve(rising: Callable[[float], float], value: float) -> float:
-    """Find where a function that rises from 0 to 1 takes ``value``, to a part in a thousand."""
+    """Find the argument at which a function that rises from 0 to 1 takes ``value``, to a part in a
+    thousand.
+    """
     low, high = 0.0, 1.0
     while rising(high) < value:
         low, high = high, high * 2

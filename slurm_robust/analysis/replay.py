@@ -1,8 +1,8 @@
 """Dual-phase replay: which groups of nodes to form, which are faulty, whom the faulty ones share. Pure.
 
 Group testing after Algorithm 1 of the ByteRobust paper (arXiv 2509.16293): all nodes replay the same few
-steps of the training in small groups, twice, in groups that are crossed: two nodes of one horizontal group
-are in different vertical ones. The faulty node is what the faulty groups of both phases have in common.
+steps of training in small groups, twice, in groups that are crossed: two nodes of one horizontal group are in
+different vertical ones. The faulty node is what the faulty groups of both phases have in common.
 docs/replay.md says what a script must do for it, and what it cannot find.
 """
 

@@ -1,4 +1,4 @@
-"""``srobust logs``: the output of a training."""
+"""``srobust logs``: the output of a job's ranks."""
 
 from __future__ import annotations
 

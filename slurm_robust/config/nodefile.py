@@ -176,7 +176,7 @@ def _write_compiled(path: Path, identities: tuple[_Identity, ...], values: dict[
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(text)
-            os.fchmod(fd, mode & 0o644)  # A configuration that not everybody may read stays so.
+            os.fchmod(fd, mode & 0o644)  # A configuration that not all users may read stays so.
         os.replace(beside, path)
     except (OSError, TypeError, ValueError):
         beside.unlink(missing_ok=True)

@@ -60,7 +60,7 @@ class HazardRule(Record, kw_only=True):
     """What to do; begins with the administrator if users cannot do it."""
 
     source: str
-    """Where that is from: a manual page, release notes, a measurement."""
+    """The source of that: a manual page, release notes, a measurement."""
 
     judge: Callable[[Facts], str]
 

@@ -115,7 +115,7 @@ class IncidentReport(Record):
 
     @property
     def tests(self) -> tuple[ev.NodesTested, ...]:
-        """Every time that nodes were tested, or replayed the training."""
+        """Every time that nodes were tested, or replayed training steps."""
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
 
 

@@ -44,7 +44,7 @@ _MAX_NUMBER = 2**31 - 1
 
 
 class NodePlace(Record):
-    """Where a node belongs, "" if that is not known."""
+    """The type and rack of a node, "" if not known."""
 
     type: str = ""
     rack: str = ""

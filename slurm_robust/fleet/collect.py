@@ -1,4 +1,4 @@
-"""From the spool into the index: ``srobust admin fleet collect``, which cron runs every few minutes.
+"""The way from the spool into the index: ``srobust admin fleet collect``, which cron runs every few minutes.
 
 A file leaves the spool only when the index has it. So whatever fails on the way (the database is away, Slurm
 does not answer, this process is killed), the next collection does it again, and doing it twice changes

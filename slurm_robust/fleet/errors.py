@@ -35,6 +35,8 @@ class IndexRefused(SrobustError):
 
 
 class IndexAway(SrobustError):
-    """The database has not answered for as long as we wait. What was to be written can be written again."""
+    """The database has not answered for as long as we wait. The write did not happen and can be tried
+    again.
+    """
 
     exit_code = ExitCode.SLURM

@@ -28,9 +28,9 @@ SITE_CHECKS = "site."
 
 # A node can be drained or returned in these base states only.
 _BASES = frozenset({"IDLE", "ALLOCATED", "MIXED"})
-# Marks that say nothing about anybody's will (scontrol(1), NODE STATE CODES). PLANNED and BLOCKED are the
-# scheduler's; a planned node that is bad must be drained before the job for which it is kept. After a resume
-# a healthy node is NOT_RESPONDING for 0.6 to 2 s on every release from 22.05 to 26.05.
+# Marks that say nothing about what a person wants (scontrol(1), NODE STATE CODES). PLANNED and BLOCKED are
+# the scheduler's; a planned node that is bad must be drained before the job for which it is kept. After a
+# resume a healthy node is NOT_RESPONDING for 0.6 to 2 s on every release from 22.05 to 26.05.
 _HARMLESS = frozenset(
     {"DRAIN", "COMPLETING", "NOT_RESPONDING", "RESERVED", "PLANNED", "BLOCKED", "PERFCTRS", "NPC"}
     | {"CLOUD", "DYNAMIC_NORM"}

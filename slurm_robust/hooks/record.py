@@ -203,7 +203,7 @@ class DrainFile:
             os.close(fd)
 
     def load(self) -> OwnDrain:
-        """Return the record; an empty one where there is none. A damaged file is set aside first.
+        """Return the record; an empty one if there is none. A damaged file is set aside first.
 
         Nothing wrong follows from an empty record: a drain that it does not know is never undone.
         """

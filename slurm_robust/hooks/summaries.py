@@ -36,10 +36,10 @@ WRITE_S = 5.0
 """For storage on which the spool may be."""
 
 MAX_FILES = 20_000
-"""In the spool."""
+"""Most files in the spool."""
 
 USER_SHARE = 0.25
-"""Of the spool that files of one user may take, so that no user can keep others out."""
+"""Share of the spool that one user's files may take, so that no user can keep others out."""
 
 MAX_HOSTLIST = 64 * 1024
 

@@ -1,1 +1,3 @@
-"""The inspection of a node beside a training: a child of the agent that runs the checks as the job's user."""
+"""The inspection of a node while training runs: a child of the agent that runs the checks as the job's
+user.
+"""

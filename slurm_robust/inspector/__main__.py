@@ -25,7 +25,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.model.job import InspectionSpec
 from slurm_robust.util.process import die_with_parent
 
-# Below the workers, above nothing that anybody waits for.
+# Below the workers, above nothing that a process waits for.
 _NICE = 10
 
 

@@ -32,7 +32,7 @@ from slurm_robust.util.text import count, one_line, size_text
 
 
 class Needed(SrobustError):
-    """What was to be removed is still needed."""
+    """A checkpoint that should be removed is still needed."""
 
     exit_code = ExitCode.REFUSED
 

@@ -311,7 +311,7 @@ class _Sweep:
         for phase, seconds in phases[:-1]:
             passed += seconds
             self.account.write(begin + round(length * passed / total), _start_kind(phase))
-        # Short steps may have been several before anybody saw the first one.
+        # Several short steps may have passed before the first one was seen.
         steps = 1 if self._step is None else max(1, event.step - self._step)
         again = min(steps, max(0, self._best[event.reported] - (event.step - steps)))
         steps_ms = min(at - self.account.at_ms, round(steps * self._pace_ms()))

@@ -34,7 +34,7 @@ class CheckContext(str, Enum):
     """``srobust check``."""
 
     LIVE = "live"
-    """A job's inspector, beside the training and as the job's user."""
+    """A job's inspector, while training runs and as the job's user."""
 
 
 EVERYWHERE = frozenset(CheckContext)
@@ -141,7 +141,7 @@ class Check(Record, Generic[F], kw_only=False):
     """
 
     effect: Effect = Effect.FAULT
-    """On a training that runs."""
+    """On a job that trains."""
 
     warns_training: bool = False
     """Whether a failure that keeps no jobs away is an alert all the same."""

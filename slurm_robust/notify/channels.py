@@ -96,7 +96,7 @@ def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> MessageCh
 
 
 def missing(config: ChannelConfig, cwd: str, environ: Environ) -> str:
-    """Return what a channel lacks on this node, with the fix, before anything is to be sent; "" if
+    """Return what a channel lacks on this node, with the fix, before there is anything to send; "" if
     nothing.
     """
     if config.command or config.mail:

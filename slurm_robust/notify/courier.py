@@ -110,7 +110,7 @@ class Courier:
         self._last = False
 
     def take(self, notices: Iterable[Notice], now: float, *, old: bool = False) -> None:
-        """Let them be told. ``old``: they are from before anybody was to be told, and count as told."""
+        """Let them be told. ``old``: they are from before there was anyone to tell, and count as told."""
         for notice in notices:
             for box in self._boxes.values():
                 if notice.key in box.told:

@@ -106,7 +106,7 @@ def _told(
     not_before: float | None = None,
     later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> ReportedJob:
-    """Return one job with its report; ``best``, ``not_before``: of the jobs before it.
+    """Return one job with its report; ``best``, ``not_before``: those of the jobs before it.
 
     ``later``: those after it.
     """

@@ -20,7 +20,7 @@ class LaunchView(Record):
 
     launched: ev.GenerationLaunched
     run: int = -1
-    """Of the Slurm job, -1 if the journal does not say."""
+    """Number of the Slurm job's run, -1 if the journal does not say."""
     queued_s: float | None = None
     """From submission or requeue to the start by Slurm, of the first generation of a run."""
     measured: ev.StartMeasured | None = None

@@ -37,7 +37,7 @@ def together(
 ) -> JobReport:
     """Return the report on the training ``name``, of which one job at least has a journal.
 
-    ``rows``: of all its jobs. ``waits``: what a job that has none yet does, as :func:`waiting` says.
+    ``rows``: those of all its jobs. ``waits``: what a job that has none yet does, as :func:`waiting` says.
     """
     newest, last = jobs[-1].report, rows[-1]
     journals = [one.events for one in jobs]

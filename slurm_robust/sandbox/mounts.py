@@ -60,7 +60,7 @@ def plan_mounts(
         if not any(is_below(item.path, cover) for cover in own):
             blocked = next((a for a in _ancestors(item.path) if closed(a)), None)
             if blocked is None:
-                continue  # Everybody reaches it as it is.
+                continue  # All users reach it as it is.
             covers[blocked] = "mode=755"
         binds.append(MountSpec(item.path, item.path, read_only=item.read_only))
     tmpfs = [MountSpec(path, options=options) for path, options in sorted(covers.items())]

@@ -83,7 +83,7 @@ class Sandbox(SandboxView):
                 progress("nodes idle")
                 sandbox.wait_idle()
             except BaseException:
-                # Also for Ctrl-C: a sandbox that is half up is of no use to anybody.
+                # Also for Ctrl-C: a sandbox that is half up is of no use.
                 with undisturbed():
                     take_down(name)
                 raise

@@ -28,7 +28,7 @@ LONGEST_SILENCE_S = 86400.0
 """Without an answer of Slurm a companion ends after this time, unless its own time limit comes first."""
 
 OF_JOB = "SROBUST_COMPANION_OF"
-"""In the environment of an agent on a companion's node: the job that the node is lent to."""
+"""Variable of an agent on a companion's node: the job that the node is lent to."""
 
 OF_NODES = "SROBUST_COMPANION_NODES"
 """The nodes of that job's allocation, as ``SLURM_JOB_NODELIST`` names them."""

@@ -346,7 +346,7 @@ class Terms(Record):
     """REQUEUE, CANCEL, SUSPEND or OFF; "" if PreemptMode of slurm.conf holds."""
 
     is_default: bool = False
-    """Of a partition: for jobs that name none."""
+    """For a partition: whether jobs that name none go there."""
 
 
 class AccountingRow(Record):
@@ -398,4 +398,4 @@ class Switch(Record):
     name: str
     level: int
     nodes: tuple[str, ...] = ()
-    """Of a switch of level 0."""
+    """The nodes of a switch of level 0."""

@@ -20,12 +20,12 @@ Deadly: a start in the same second as the end of the last run, on one of its nod
 then ends the job as FAILED for good. So a job is left PENDING for
 :data:`~slurm_robust.slurm.requeue_plan.SETTLE_S` first.
 
-So the fastest safe order is: ``requeue``, exclude, (release,) all within 20 ms and from inside the
-dying batch script; end immediately; and 2 s after the job is PENDING, ``StartTime=now``, from a process
-that is no part of the job any more. A detached one (setsid and double fork) on the batch host
-survives the end of the job under proctrack/linuxproc, and dies with it under proctrack/cgroup, where
-a small job can do it instead (:mod:`slurm_robust.slurm.watcher` has both); without either
-the job comes back after those 121 s, still without the excluded nodes.
+So the fastest safe order is: ``requeue``, exclude, (release,) all within 20 ms and from inside the dying
+batch script; end immediately; and 2 s after the job is PENDING, ``StartTime=now``, from a process that is no
+part of the job any more. A detached one (setsid and double fork) on the batch host survives the end of the
+job under proctrack/linuxproc, and dies with it under proctrack/cgroup; there a small job can do it instead
+(:mod:`slurm_robust.slurm.watcher` has both); without either the job comes back after those 121 s, still
+without the excluded nodes.
 
 The job is not held: it cannot start before its batch script has ended and the begin time has passed.
 So a controller that dies half-way leaves a job that starts again by itself, not one that waits for ever.

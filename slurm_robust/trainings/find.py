@@ -173,7 +173,7 @@ def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPos
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:
     """Return the present folder of one of its jobs; None if it is gone and another job has its place.
 
-    One that has no journal yet is where it will be. Raises ``OSError``.
+    If it has no journal yet, it is the folder that it will have. Raises ``OSError``.
     """
     first = training.job(chapter).path
     for place in (first, *sorted(first.parent.glob(f"{chapter.folder}.*"))):

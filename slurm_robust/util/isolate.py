@@ -1,8 +1,8 @@
 """Calls that may hang for ever, each in a child process that is left behind when it does.
 
 A system call on a dead mount or in a hung driver cannot be interrupted; not even SIGKILL ends a process that
-is in one. So the child holds nothing of ours that anybody waits for: no output, no descriptor, no lock, no
-session, no working directory. It is killed, never waited for, and reaped later if it ever ends.
+is in one. So the child holds nothing of ours that another process waits for: no output, no descriptor, no
+lock, no session, no working directory. It is killed, never waited for, and reaped later if it ever ends.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def open_ours(path: Path | str, owner: int | None = None) -> int:
 
 
 def open_plain(path: Path | str, flags: int = 0) -> int:
-    """Open a plain file of anybody to read, without waiting for the other end of a pipe; its descriptor.
+    """Open a plain file of any user to read, without waiting for the other end of a pipe; its descriptor.
 
     Raises :class:`NotOurs` for anything else, or ``OSError``.
     """
@@ -87,7 +87,7 @@ def check_own_folder(path: Path | str) -> None:
 def make_own_folder(path: Path | str) -> None:
     """Make the folder (0700), or take the one of this user that is there. Raises ``OSError``.
 
-    :class:`NotOurs` is among the errors: anybody may have put a trap in its place.
+    :class:`NotOurs` is among the errors: another user may have put a trap in its place.
     """
     try:
         os.mkdir(path, 0o700)

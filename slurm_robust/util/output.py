@@ -18,7 +18,7 @@ def say(text: str) -> None:
     """Print ``text``; lines after the first stay lines, indented. Waits 0.2 s at most for who takes it.
 
     The job's output may lie on storage that hangs or is full, which must not end the job's supervision: what
-    was to be said stands in the journal.
+    it would have said stands in the journal.
     """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
     _output.print(f"srobust: {stamp} {message(text)}\n")

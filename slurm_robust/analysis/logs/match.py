@@ -64,7 +64,7 @@ _LIFE = re.compile(
     r"|\b(?:training|run|job|epoch|worker group|validation|evaluation)\b.{0,40}"
     r"\b(?:finished|complete|done|ended)\b"
 )
-"""A training that goes on, or that has ended well. For lines in lower case, with 0 for each number."""
+"""A run that goes on, or that has ended well. For lines in lower case, with 0 for each number."""
 
 _IDLE = re.compile(r"\b(?:heartbeats?|waiting|keep-?alives?|still (?:alive|waiting|running)|idle)\b")
 """A process that lives and gets on with nothing. For lines in lower case."""
@@ -81,8 +81,9 @@ class Sightings(NamedTuple):
     trouble: tuple[Line, ...] = ()
     """The last lines that look like failures and that no rule knows as harmless."""
     is_well: bool = False
-    """No such line, but one that shows a training that goes on or ended well, or one that a rule knows. A log
-    that is not a program's own reports failures only, so without one it is well."""
+    """No such line, but one that shows a run that goes on or ended well, or one that a rule knows. A log
+    that is not a program's own reports failures only, so without one it is well.
+    """
     taken_back: tuple[Line, ...] = ()
     """What looked like failures and was survived."""
 
@@ -251,7 +252,7 @@ class _Log:
         return self._texts[at]
 
     def _is_quoted(self, at: int) -> bool:
-        """Return whether a training prints there what its model or its data say."""
+        """Return whether a program prints there what its model or its data say."""
         labelled = quoted.labelled(self.lines[at].text)
         if labelled is False:
             return False
@@ -280,13 +281,13 @@ class _Log:
 
     @cached_property
     def progress(self) -> survival.LogProgress:
-        """The lines that tell how far the training is."""
+        """The lines that tell how far training is."""
         places = (at for shape, ats in self._alike.items() if survival.STEP.search(shape) for at in ats)
         return survival.LogProgress(self.lines, places)
 
     @cached_property
     def ended(self) -> int | None:
-        """The first line that tells the training's end in good order."""
+        """The first line that tells the end of training in good order."""
         ends = (ats[0] for shape, ats in self._alike.items() if survival.ENDED.search(shape))
         return min(ends, default=None)
 

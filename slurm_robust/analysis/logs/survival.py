@@ -4,8 +4,8 @@ A line counts as noise if one of these holds:
 
 * a later line of the tier ``recovery`` says that the same thing works again (``rules/recovery.yaml``);
 * it belongs to a report of the firmware of which another line says that nothing needs to be done;
-* the steps of the training go on after it (``SURVIVABLE``, and before anything that ended a process);
-* the training had ended in good order before it (``AT_EXIT``).
+* steps go on after it (``SURVIVABLE``, and before anything that ended a process);
+* training had ended in good order before it (``AT_EXIT``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ SURVIVABLE = frozenset({
     "external_service_error", "filesystem_error", "job_hang", "gpu_oom", "cpu_overload", "data_error",
     "checkpoint_save_error", "disk_full",
 })  # fmt: skip
-"""Symptoms after which a training can go on. Damaged hardware, a process that was killed and numbers that are
-wrong stay what they are, however many steps follow."""
+"""Symptoms after which training can go on. Damaged hardware, a process that was killed and numbers that are
+wrong stay what they are, however many steps follow.
+"""
 
 AT_EXIT = frozenset({
     "killed_signal", "secondary", "network_error", "nccl_internal_or_remote_error", "nccl_timeout",
@@ -36,14 +37,14 @@ AT_EXIT = frozenset({
 _ENDS = ("killed_signal", "cpu_oom", "preemption_or_time_limit", "code_error")
 
 STEP = re.compile(r"\b(step|iter|epoch|batch)(?:ation)?s?\b\W{0,12}(\d{1,12})\b|(\|)\s{0,8}(\d{1,12})/\d+ \[")
-"""A line that tells how far the training is: its kind and its number. For lines in lower case."""
+"""A line that tells how far training is: its kind and its number. For lines in lower case."""
 
 ENDED = re.compile(
     r"\b(?:training|trainer|run|job|fit)\b(?:(?!\bnot\b|fail|abort|killed|error).){0,30}"
     r"\b(?:finished|completed?|done|ended|successful(?:ly)?)\b"
     r"|\bmax_(?:steps|epochs|time)\W{0,3}0\W{0,2} ?reached|exiting program.{0,4}at iteration"
 )
-"""A training that has ended in good order. For lines in lower case."""
+"""A line of training that has ended in good order. For lines in lower case."""
 
 # What a line speaks of: adapters and their ports, PCI functions, addresses, Lustre's targets, interfaces.
 _SUBJECT = re.compile(
@@ -70,7 +71,7 @@ class Sighting(NamedTuple):
 
 
 class LogProgress:
-    """How far the lines of a log say that the training is."""
+    """How far the lines of a log say that training is."""
 
     def __init__(self, lines: Sequence[Line], places: Iterable[int]) -> None:
         """Take ``places``, those of the lines that :data:`STEP` matches."""
@@ -142,7 +143,7 @@ def split(
     """Return the sightings that stand, and the lines of those that are taken back.
 
     ``seen``: with those of the tier ``recovery``. ``raised``: the lines with the exceptions of tracebacks.
-    ``ended``: the line that tells the training's end. ``count``: the number of all lines.
+    ``ended``: the line that tells the end of training. ``count``: the number of all lines.
     """
     repairs = [sighting for sighting in seen if sighting.rule.tier is EvidenceTier.RECOVERY]
     failures = [sighting for sighting in seen if sighting.rule.tier is not EvidenceTier.RECOVERY]

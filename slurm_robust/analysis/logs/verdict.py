@@ -42,7 +42,7 @@ class Reading(Record):
 
 
 HEALTHY = Classification(symptom=NOISE, blame=Cause.NONE, action=Remedy.NONE, symptoms=(NOISE,))
-"""Nothing looks like a failure, and something tells that the training goes on or ended well."""
+"""Nothing looks like a failure, and something tells that training goes on or ended well."""
 
 UNKNOWN = Classification(
     symptom=UNKNOWN_SYMPTOM, blame=Cause.UNKNOWN, action=Remedy.NONE, symptoms=(UNKNOWN_SYMPTOM,)

@@ -1,1 +1,1 @@
-"""Pure: whether a training hangs, slows down, or goes astray, from what its step records say."""
+"""Pure: whether training hangs, slows down, or goes astray, from what its step records say."""

@@ -59,7 +59,9 @@ DOUBT_FACTOR = 4.0
 """After each hang that may have been slow work the next bound is this many times longer."""
 
 UNLEARNED = (RESTORE, FINISHED, RETURNED)
-"""How long these take says nothing of the next time: it depends on where the copy is, and on the script."""
+"""How long these take says nothing of the next time: it depends on the place of the copy, and on the
+script.
+"""
 
 
 class Bound(Record):
@@ -112,7 +114,7 @@ def between_steps(
 ) -> Bound:
     """Return the bound between two steps, from the times of this generation and of the job's ``past``.
 
-    ``hung_here``: after this very step the training was taken for hanging before.
+    ``hung_here``: after this very step training was taken for hanging before.
     """
     found = usual(config, own, past) if own.steps >= FEW_STEPS else _begun(config, own, past)
     pause_s = min(LEARNED_FACTOR * past.pause_s, config.phase_s)

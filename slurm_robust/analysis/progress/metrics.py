@@ -1,4 +1,4 @@
-"""Whether loss and gradient norm, as scripts report them, are still those of a training. Pure."""
+"""Whether loss and gradient norm, as scripts report them, are still healthy. Pure."""
 
 from __future__ import annotations
 
@@ -196,16 +196,18 @@ def _is_bad(value: float | None) -> bool:
 
 
 def where_it_began(records: Sequence[Progress]) -> str:
-    """Return where the loss is not finite, and on which rank since the earliest step; "" if it is finite.
+    """Return the ranks on which the loss is not finite, and the one with the earliest step of that; "" if it
+    is finite.
 
-    The rank that was heard first may not be where it began: each rank records its own first bad step.
+    The rank that was heard first may not be the one on which it began: each rank records its own first bad
+    step.
     """
     shown = [r for r in records if _is_bad(r.loss)]
     return _non_finite(shown, records) if shown else ""
 
 
 def _first_bad(record: Progress) -> int:
-    """Return the step since which the numbers of this rank are not finite, if it is known."""
+    """Return the step since which this rank's numbers are not finite; its newest one if that is not known."""
     return record.bad_step if record.bad_step >= 0 and _is_bad(record.loss) else record.step
 
 

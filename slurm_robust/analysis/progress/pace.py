@@ -1,4 +1,4 @@
-"""Whether a training hangs or slows down, by its own pace. Pure; docs/detection.md explains the rules."""
+"""Whether training hangs or slows down, by its own pace. Pure; docs/detection.md explains the rules."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Sample(Record):
 
 
 class PaceVerdict(Record):
-    """The training hangs or is slow; given once for each time that it does.
+    """Training hangs or is slow; given once for each time that it does.
 
     Of a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
     """

@@ -1,4 +1,4 @@
-"""Steps that take longer than the training's own. Pure."""
+"""Steps that take longer than they used to in the same job. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGAIN_AT_LEAST_S = 7200.0
 
 
 class Slowdown:
-    """Compares the median of the last minute of training with the training's own, one generation long.
+    """Compares the median of the last minute of training with the job's own, one generation long.
 
     ``reference_s`` is that median in seconds per step: of what this generation did before the last minute
     or, if that is too little, of the job's past; 0 while nothing is known. Times of a slowdown do not

@@ -1,4 +1,4 @@
-"""Whether the network of a training has fallen silent. Pure; docs/detection.md explains the rule."""
+"""Whether the network between a job's nodes has fallen silent. Pure; docs/detection.md explains the rule."""
 
 from __future__ import annotations
 

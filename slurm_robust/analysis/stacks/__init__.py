@@ -1,4 +1,4 @@
-"""What the stacks of all ranks say about a training that hangs or is slow. Pure; docs/stacks.md."""
+"""What the stacks of all ranks say about a job that hangs or is slow. Pure; docs/stacks.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Where a hang or slowdown sits, by what all ranks do at one moment, or in several sample rounds. Pure.
+"""The ranks at which a hang or slowdown sits, by what all ranks do at one moment, or in several sample
+rounds. Pure.
 
-Everybody waits for the one that is stuck, so what most ranks do is healthy and the others are outliers. What
+All others wait for the rank that is stuck, so what most ranks do is healthy and the others are outliers. What
 names a rank exactly goes first: a process that is halted, the flight recorder, a rank that does something of
 its own while the others wait. Else the smallest parallel group that covers the outliers is blamed.
 docs/stacks.md has the rules with their reasons.
@@ -59,7 +60,7 @@ def localise(
 
     A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
-    ``moving``: the training goes on, so that most ranks may compute while one only waits for them.
+    ``moving``: training goes on, so that most ranks may compute while one only waits for them.
     """
     # What only some show must not make them differ from the others, but it may excuse them.
     seen = views((without_libraries(s) if s.native else s for s in stacks), layout, missing)

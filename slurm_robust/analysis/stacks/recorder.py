@@ -85,7 +85,7 @@ def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Re
 def unclear(stacks: Sequence[RankStacks], ranks: Iterable[int]) -> frozenset[int]:
     """Return those of ``ranks`` whose host may wait for its GPU, whatever its calls look like.
 
-    That are all whose GPU or library stands in an operation with others and, once the training has had such
+    These are all whose GPU or library stands in an operation with others and, once there were such
     operations, those of which the recorder says nothing. Empty if no rank waits.
     """
     is_timed = _is_timed(stacks)
@@ -137,7 +137,7 @@ def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collect
 
 
 def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
-    """Return where each rank stands by group, and which rank waits for which in sends and receives.
+    """Return each rank's place by group, and which rank waits for which in sends and receives.
 
     Groups with sends and receives have no common count of operations. Of several in one kernel
     (``coalesced``) the recorder does not show the peers: None.

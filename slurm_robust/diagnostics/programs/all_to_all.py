@@ -1,4 +1,4 @@
-"""Everything to everybody within the node: its GPUs over NCCL, or two processes over gloo."""
+"""Each rank sends to each other rank within the node: its GPUs over NCCL, or two processes over gloo."""
 
 from __future__ import annotations
 

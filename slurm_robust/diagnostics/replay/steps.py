@@ -53,7 +53,7 @@ class ReplayCommand(Record):
 
 
 class Replayer(Protocol):
-    """Replays a training in crossed groups of nodes. The training's own workers are stopped before."""
+    """Replays the job's training in crossed groups of nodes. The job's own workers are stopped before."""
 
     def replay(
         self,
@@ -66,9 +66,9 @@ class Replayer(Protocol):
     ) -> ReplayVerdict:
         """Find which nodes compute what the others do not, in ``steps`` optimizer steps of ``command``.
 
-        ``nodes`` are in the order of their slots; ``layout`` is that of the training, of whose sizes all but
-        ``dp`` are kept. Blocks for ``budget_s`` seconds at most, and a few more for clearing away; nothing
-        of it runs on afterwards. What goes wrong on nodes or with Slurm is not raised: the reason says it.
+        ``nodes`` are in the order of their slots; ``layout`` is that of the job, of whose sizes all but
+        ``dp`` are kept. Blocks for ``budget_s`` seconds at most, and a few more for clearing away; nothing of
+        it runs on afterwards. What goes wrong on nodes or with Slurm is not raised: the reason says it.
         """
         ...
 

@@ -77,7 +77,7 @@ def _read_job(host: Host, group: JobGroup, mount: str, files: tuple[str, str], p
     job_id = group.job_id or own_job(host)
     used, limit = (host.number(f"{folder}/{name}") for name in files)
     stat = dict(line.split() for line in host.read_or(f"{folder}/memory.stat").splitlines())
-    # The kernel takes the cache of files back before it kills anybody.
+    # The kernel takes the cache of files back before it kills a process.
     cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
     return JobMemory(
         name=f"job_{job_id}" if job_id else group.name,

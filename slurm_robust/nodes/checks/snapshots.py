@@ -17,7 +17,7 @@ from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, V
 
 SHM = str(SHARED_MEMORY)
 
-# Anybody may write into /dev/shm, as much as they like.
+# Any user may write to /dev/shm, as much as they like.
 _MAX_FOLDERS = 256
 _MAX_NAMES = 10_000
 
