@@ -145,7 +145,7 @@ def _offsets(tensor: Any) -> list[int]:
 def _offsets_in(
     shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], place: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """``place``, this rank's coordinates, does not count when two meshes are compared."""
+    """Return this rank's offsets; ``place``, its coordinates, does not count when two meshes are compared."""
     utils = importlib.import_module(f"{_package().__name__}._utils")
     return tuple(utils.compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1])
 

@@ -491,7 +491,7 @@ class Snapshotter:
             finally:  # what was begun must have ended before the buffer is used again
                 pending.events.append((gpu, gpu.copied()))
 
-    # -- beside the training ----------------------------------------------------------------------
+    # -- while training runs ----------------------------------------------------------------------
 
     def _finish(self, pending: PendingSnapshot) -> None:
         """Wait for what is still being copied and make the images whole. In the thread."""

@@ -41,11 +41,11 @@ class Unread:
     """Stands for an entry whose state a restore passes over."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return no state."""
         return {}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)

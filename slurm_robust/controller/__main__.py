@@ -242,8 +242,8 @@ def _serve_metrics(
 
 
 def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
-    """Return what a controller says first: what runs on which nodes, what protects it, and where its output
-    is.
+    """Return what a controller says first: what runs on which nodes, what protects it, and which folder has
+    its output.
     """
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)

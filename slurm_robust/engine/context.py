@@ -151,8 +151,8 @@ class Context:
     ) -> None:
         """Put ``question`` to the world outside; never waits.
 
-        ``then`` hears each answer, also a late one. Answers to two questions come in any order.
-        ``within_s``: other than the question's own bound. Without ``then``, a failure is written down as
+        ``then`` hears each answer, also a late one. Answers to two questions come in any order. ``within_s``
+        replaces the question's own bound. If there is no ``then``, a failure is written down as
         ``StageDone``; lateness is not.
         """
         due = now.mono + (question.within_s if within_s is None else within_s)

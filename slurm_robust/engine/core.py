@@ -211,7 +211,7 @@ class Core(Context):
             self.emit(Say(text=text))
 
     def on_tick(self, now: Now) -> list[Effect]:
-        """Go on as far as possible: time has passed, or something else may have changed."""
+        """Go on until nothing more can be done: time has passed, or something else may have changed."""
         if not self._held:
             self.report_overdue(now)
         return self._tick(now)

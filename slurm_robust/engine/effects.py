@@ -36,7 +36,7 @@ class Say(Record):
 
     text: str
     ettr: bool = False
-    """With the job's ETTR, which takes the whole journal."""
+    """Whether to include the job's ETTR, which takes the whole journal."""
 
 
 class Exit(Record):

@@ -3,8 +3,8 @@
 The folder lies beside those of the jobs, ``srobust-jobs/training-NAME``, and is its owner's only (0700)::
 
     chapters.jsonl     one line for each job, in the order in which they took the training
-    checkpoints/ on shared storage, of all its jobs, unless the configuration names another folder
-    chapter-0002.json the second of them, made exclusively: of two jobs that start together one gets it
+    checkpoints/       on shared storage, of all its jobs, unless the configuration names another folder
+    chapter-0002.json  the second of them, made exclusively: of two jobs that start together one gets it
 
 What training was and how far it came stays in the journal of each job.
 """

@@ -65,7 +65,7 @@ def judge(
     return tuple(Fault(symptom=symptom, named=own) for symptom, own in named.items() if own), waits
 
 
-# -- what a node itself is to blame for ------------------------------------------------------------
+# -- faults of a node itself ------------------------------------------------------------------------
 
 
 def _certain(

@@ -141,8 +141,8 @@ class Launch(Record, tag_field="kind", tag="launch"):
     restore_layout: str = ""  # that of ``restore`` if it is another one, so that it is resharded
     sources: tuple[
         RestoreSource, ...
-    ] = ()  # where this node finds the parts of ``restore``; none: on storage
-    peers: tuple[Peer, ...] = ()  # where copies of this node's ranks go
+    ] = ()  # the places of the parts of ``restore`` for this node; none: on storage
+    peers: tuple[Peer, ...] = ()  # receivers of copies of this node's ranks
     stride: int = 1  # steps that are multiples of it are copied to peers
     announce_step: int = 0  # the agent sends a heartbeat immediately when a rank has completed this step
 

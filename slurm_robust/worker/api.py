@@ -201,8 +201,8 @@ class ScalarReader:
     there, so :meth:`read` gives the newest one that has arrived: normally that of the step before, None at
     first. Tensors of other devices are read immediately, which waits for the device.
 
-    Of a DTensor that is replicated (the gradient norm of ``fully_shard``) this rank's copy is read. What
-    cannot be read is left out, with one warning: no report ends the job, or makes a collective.
+    If a DTensor is replicated (the gradient norm of ``fully_shard``), this rank's copy is read. What cannot
+    be read is left out, with one warning: no report ends the job, or makes a collective.
     """
 
     def __init__(self, name: str = "a value", gpus: Gpus = CUDA) -> None:

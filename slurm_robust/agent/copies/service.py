@@ -147,7 +147,7 @@ class CopyService:
 
     @property
     def memory(self) -> str:
-        """The folder in this node's memory where workers find and put copies, "" for none."""
+        """The folder in this node's memory in which workers find and put copies, "" for none."""
         return str(self._here.parts.memory.path) if self._here is not None else ""
 
     def inventory(self) -> tuple[Copy, ...]:

@@ -215,7 +215,7 @@ class Stopping:
         core.passed_over.judge_restored(self._exits, now, good_step)
 
     def _good_step(self, core: Core, now: Now) -> int | None:
-        """As in :class:`~slurm_robust.model.events.GenerationEnded`.
+        """Return the good step, as in :class:`~slurm_robust.model.events.GenerationEnded`.
 
         The rank that was spoiled first may be the last to be heard: its gradients spoil the others.
         """

@@ -80,7 +80,7 @@ class Checkpoints:
         self._context.ask(FindCheckpoint(), now, partial(self._on_listed, self._listing))
 
     def _on_listed(self, listing: int, complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
-        """An answer to an earlier question is dropped."""
+        """Take in a listing; an answer to an earlier question is dropped."""
         if isinstance(complete, NoAnswer) and not (complete.late or complete.is_error):
             text = f"checkpoints on storage cannot be listed: {complete.reason}"
             self._context.record(ev.StageDone(t=now.wall, what="find checkpoint", ok=False, detail=text))
@@ -488,7 +488,7 @@ class Checkpoints:
         return None
 
     def left(self, gone: Collection[str], now: Now) -> str:
-        """Return from where training would go on without ``gone``: ``step 10 from storage``, say."""
+        """Return from which step training would go on without ``gone``: ``step 10 from storage``, say."""
         state = self._context.state
         step, _ = (
             self.seal(state.world.generation, tuple(gone), now, None) if state.world.running else (-1, False)

@@ -93,7 +93,7 @@ class Liveness:
         self._context.ask(probe, now, then, within_s=probe.for_s + LATE_S)
 
     def _on_answers(self, number: int, answers: Answers | NoAnswer, now: Now) -> None:
-        """If the probes could not be made, that says nothing of the nodes."""
+        """Take in the answers of kernels; probes that could not be made say nothing about the nodes."""
         if number <= 0:
             if number == -self._provings:
                 self._on_proving(answers, now)

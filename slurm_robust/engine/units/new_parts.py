@@ -100,9 +100,9 @@ class NewParts:
         self._context.emit(Say(text=text))
 
     def instead(self, missing: MissingParts | None, older: str) -> str:
-        """Return from where training goes on if the ``missing`` parts do not come back.
+        """Say at which step training goes on if the ``missing`` parts do not come back.
 
-        ``older``: from where it goes on without new parts.
+        ``older``: the step at which it goes on without new parts, as a text.
         """
         text = f"training goes on from {older}"
         if missing is None or not missing.anew:

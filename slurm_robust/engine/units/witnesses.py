@@ -111,7 +111,7 @@ class Witnesses:
     def _on_slurm(
         self, number: int, nodes: tuple[str, ...], answer: tuple[Witness, ...] | NoAnswer, now: Now
     ) -> None:
-        """If slurmctld does not answer, it says nothing of the nodes."""
+        """Take in Slurm's answer; if slurmctld does not answer, that says nothing about the nodes."""
         found = None if isinstance(answer, NoAnswer) else answer
         if isinstance(answer, NoAnswer):
             self._context.note(f"Slurm does not say how {fold(nodes)} are: {answer.reason}", "", now)
@@ -129,7 +129,8 @@ class Witnesses:
         return set(nodes) <= self._given_up
 
     def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
-        """Silent nodes, and their common cause; ``since``: from when silence counts of nodes never heard.
+        """Return silent nodes, and their common cause; ``since``: from when silence counts of nodes never
+        heard.
 
         Silence of ``explained`` nodes is known to be another's and is not judged.
         """

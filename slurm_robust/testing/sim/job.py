@@ -464,7 +464,7 @@ class Sim:
     def _start_agent(self, plan: RunPlan, name: str) -> None:
         if plan is not self._plan or self._is_over:
             return
-        if self.storage.hangs:  # where the job's keys are
+        if self.storage.hangs:  # which has the job's keys
             self.env.timeline.after(RESTART_S, partial(self._start_agent, plan, name))
         elif not self.storage.fails:
             self.nodes[name].start_agent()
