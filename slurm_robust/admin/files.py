@@ -89,7 +89,7 @@ class FileChange(Record):
     path: str
     item: Item | None = None
     why: str = ""
-    """For people."""
+    """In words for people."""
 
 
 def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[FileChange]:

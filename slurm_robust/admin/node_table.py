@@ -38,7 +38,7 @@ class NodeView(Record):
     drains: int | None
     """Times that it was drained or down, by slurmdbd; None if that does not answer."""
     hours: float
-    """That it worked for jobs of srobust."""
+    """Hours that it worked for jobs of srobust."""
     failures: int
     network: int
     per_node_day: Measured | None

@@ -97,7 +97,7 @@ class QuarantineResult(Record):
     """Names of the checks that ran."""
 
     serials: dict[str, str] = {}
-    """Of its parts."""
+    """Serial numbers of its parts."""
 
 
 Examine = Callable[[str, str], Examination]

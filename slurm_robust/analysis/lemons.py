@@ -34,7 +34,7 @@ class Failure(Record):
     """Seconds since 1970."""
     nodes: tuple[str, ...]
     kind: str
-    """For people."""
+    """In words for people."""
     in_job: bool = True
     """A job on ``nodes`` died of it; else a node was seen to fail by itself, whatever ran there."""
     is_hearsay: bool = False
@@ -54,9 +54,9 @@ class Score(Record):
 
     node: str
     hours: float
-    """That it worked."""
+    """Hours that it worked."""
     blame: float
-    """That it collected."""
+    """The blame that it collected."""
     expected: float
     """Blame at the rate of the other nodes."""
     ratio: float | None = None

@@ -242,7 +242,7 @@ class ReplayVerdict(Record):
     """What a replay has shown. ``is_ambiguous``, ``a`` and ``b`` are as in :class:`Intersection`."""
 
     reason: str
-    """For people."""
+    """In words for people."""
     suspects: tuple[str, ...] = ()
     """Nodes."""
     is_ambiguous: bool = False

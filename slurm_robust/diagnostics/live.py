@@ -172,7 +172,7 @@ class StackSample(Record):
     limit_s: float
     localisation: Localisation
     groups: tuple[StackGroup, ...]
-    """That of most ranks first, then outliers."""
+    """The group of most ranks first, then outliers."""
     flight: tuple[str, ...]
     ranks: tuple[RankStacks, ...] = ()
     """The whole stacks of those that were asked for."""

@@ -67,7 +67,7 @@ class IncidentRow(Record):
     steps_repeated: int | None
     """None if the script does not number its steps."""
     job: str = ""
-    """Of which it is one among those of several jobs, else ""."""
+    """The job that it belongs to, among those of several jobs, else ""."""
     of_job: int = 0
     """Its number there."""
 

@@ -52,7 +52,7 @@ class IncidentReport(Record):
     """The one in which it began."""
 
     symptom: str
-    """Of the first of ``signs``."""
+    """The symptom of the first of ``signs``."""
     signs: tuple[str, ...]
     """What was seen, in order; a lost node or agent before the ranks that missed it."""
 

@@ -28,7 +28,7 @@ class FleetIncidentRow(Record):
     recover_s: float | None
     lost_node_hours: float
     training: str = ""
-    """Of which the job is a chapter, "" for none."""
+    """The training of which the job is a chapter, "" for none."""
 
 
 class TrainingRow(Record):
@@ -66,7 +66,7 @@ class TrainingReport(Record):
     """``srobust fleet --training NAME``."""
 
     trainings: tuple[TrainingRow, ...]
-    """Of that name, one for each user and cluster."""
+    """Trainings of that name, one for each user and cluster."""
     jobs: tuple[tuple[JobRow, ...], ...]
     """For each of them, oldest first."""
 
@@ -152,7 +152,7 @@ class FleetReport(Record):
     worst: tuple[NodeRow, ...]
     advice: tuple[Advice, ...]
     trainings: tuple[TrainingRow, ...] = ()
-    """Those that took most node-hours."""
+    """The trainings that took most node-hours."""
 
 
 def rated(count: int, node_hours: float) -> Measured | None:

@@ -31,13 +31,13 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import one_line
 
 PATIENCE_S = 10.0
-"""For a person at a screen."""
+"""How long a person at a screen waits."""
 
 ANSWER_S = 120.0
-"""Of one statement."""
+"""Time limit of one statement."""
 
 LOCK_S = 30.0
-"""For the turn of another writer."""
+"""How long to wait for another writer."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TURN = 0x5352_4F42  # of the advisory lock

@@ -60,7 +60,7 @@ class HookResult(Record):
 
     exit_code: int = 0
     message: str = ""
-    """For slurmd's log."""
+    """The line for slurmd's log."""
 
     failing: str = ""
     """A line for each failure."""

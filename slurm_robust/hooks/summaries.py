@@ -33,7 +33,7 @@ from slurm_robust.util.text import ascii_line
 from slurm_robust.util.trust import distrust
 
 WRITE_S = 5.0
-"""For storage on which the spool may be."""
+"""Bound for the storage on which the spool may be."""
 
 MAX_FILES = 20_000
 """Most files in the spool."""

@@ -53,7 +53,7 @@ class AgentFolder(Record):
 
     gid: int
     job: int
-    """As its name has it."""
+    """The job's id, by the folder's name."""
 
     has_copies: bool
     """Whether the job may go on from what is in it after a requeue."""

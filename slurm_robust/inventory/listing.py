@@ -303,7 +303,7 @@ class Verified(Record):
     files: int
     """Files that are whole."""
     nbytes: int
-    """Of these."""
+    """Bytes of these."""
     damaged: tuple[tuple[str, str], ...]
     """Path, and what is wrong with it."""
 

@@ -73,7 +73,7 @@ class Removed(Record):
     removed: tuple[str, ...]
     """Checkpoints, oldest first."""
     nbytes: int
-    """Of these."""
+    """Bytes of these."""
     incomplete: int
     """How many of them lacked parts."""
     left: tuple[str, ...]
@@ -83,7 +83,7 @@ class Removed(Record):
     """Bytes that storage has free now, None if it does not say."""
     dry_run: bool
     warnings: tuple[str, ...] = ()
-    """Who needed what is gone."""
+    """Names those that needed what is gone."""
 
 
 def rm_main(name: str, steps: Sequence[str], options: RemovalOptions, *, job_dir: str | None) -> int:

@@ -64,7 +64,7 @@ class KernelEvent(Record):
     """Lines, not faults, that the log still has."""
 
     recent: int = 0
-    """Those within the window before it was read."""
+    """How many of them lie in the window before it was read."""
 
     pids: tuple[int, ...] = ()
     """Processes that recent ones name."""

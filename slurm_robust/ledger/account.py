@@ -41,9 +41,9 @@ class Span(Record):
     incident: int
     """The incident to which this time belongs: from its fault until the first new step. 0 for none."""
     nodes: int
-    """That the job holds."""
+    """How many the job holds."""
     gpus: int
-    """That the job holds."""
+    """How many the job holds."""
     step: int
     """The newest step at its end that all ranks had ever completed, -1 before the first."""
 

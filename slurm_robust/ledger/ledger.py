@@ -21,7 +21,7 @@ NEWS_S = 30.0
 """Training of which nothing newer is known counts as going on for this long, or for three steps."""
 
 MAX_POINTS = 3000
-"""Of undisturbed training; incidents come on top."""
+"""Most points of undisturbed training; incidents come on top."""
 
 UPDATE = "update"
 """The phase of a script that changes its own code or settings."""

@@ -47,7 +47,7 @@ class IncidentCost(Record):
     cause: str
     """``node``, ``network``, ``code``, ``nobody`` or, as long as nothing is decided, ``undecided``."""
     nodes: tuple[str, ...]
-    """That were blamed."""
+    """The nodes that were blamed."""
     lost: Lost
     classes: dict[TimeClass, int]
     """Milliseconds of each class, productive ones left out."""
@@ -58,7 +58,7 @@ class Summary(Record):
 
     wall_ms: int
     effective_ms: int
-    """In which steps were done for the first time."""
+    """Time in which steps were done for the first time."""
     started_ms: int
     """How long the job waited for its first start."""
     ettr: float

@@ -24,16 +24,16 @@ _ANSWER_S = 1.0
 
 
 class Connections(Record):
-    """Of one listening socket, each by the inode of its other end, with its owner.
+    """The connections of one listening socket, each by the inode of its other end, with its owner.
 
     The owner is None for an end in another network namespace, or if the kernel does not tell.
     """
 
     accepted: dict[int, int | None] = {}
-    """Those that its daemon has taken."""
+    """Connections that its daemon has taken."""
 
     pending: dict[int, int | None] = {}
-    """Those that it has not."""
+    """Connections that it has not taken yet."""
 
 
 def connections(path: str) -> Connections:

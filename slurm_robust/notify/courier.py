@@ -43,7 +43,7 @@ class Route(Record):
     kinds: frozenset[NoticeKind]
     min_severity: Severity
     timeout_s: float
-    """In which a message has been sent, or has failed."""
+    """Time in which a message has been sent, or has failed."""
 
     def wants(self, notice: Notice) -> bool:
         """Return whether the notice is for this channel."""

@@ -10,7 +10,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clock, one_line
 
 MAX_NOTICES = 20
-"""In one message; what is less urgent or older is left out."""
+"""Most notices in one message; what is less urgent or older is left out."""
 
 MAX_SUBJECT = 200
 
@@ -24,7 +24,7 @@ class Subject(Record):
     """What it runs, in one line."""
     cluster: str = ""
     observes: bool = False
-    """In observe mode."""
+    """Whether the job runs in observe mode."""
     name: str = ""
     """As commands of ours take it: the job's id or its folder."""
 

@@ -11,7 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 
 MAX_POINTS = 6000
-"""Of one curve. Some more come on top when generations begin and end."""
+"""Most points of one curve. Some more come on top when generations begin and end."""
 
 Values = Sequence[float | None]
 

@@ -71,7 +71,7 @@ class Generation(Record):
     first_step: float | None
     ended: float | None
     incident: int
-    """In which it was launched, 0 for none."""
+    """Number of the incident in which it was launched, 0 for none."""
     slots: int
     restored: str
     """The checkpoint with which it began, "" for a fresh start."""
@@ -124,7 +124,7 @@ class JobReport(Record):
     spares: int
     ranks: int
     version: str
-    """Of slurm_robust, with which the job began."""
+    """The version of slurm_robust with which the job began."""
     made: float
     """When this report was made."""
     begin: float

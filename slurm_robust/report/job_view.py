@@ -22,7 +22,7 @@ class LaunchView(Record):
     run: int = -1
     """Number of the Slurm job's run, -1 if the journal does not say."""
     queued_s: float | None = None
-    """From submission or requeue to the start by Slurm, of the first generation of a run."""
+    """Time from submission or requeue to the start by Slurm, of the first generation of a run."""
     measured: ev.StartMeasured | None = None
     first: ev.FirstStep | None = None
     last: ev.FirstStep | ev.ProgressMade | None = None

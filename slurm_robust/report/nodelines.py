@@ -44,7 +44,7 @@ class NodeLine(Record):
     """Seconds in which one of them held a slot."""
     standby_s: float
     incidents: tuple[int, ...]
-    """For which it was blamed."""
+    """Numbers of the incidents for which it was blamed."""
     evicted: str
     """Why, "" if it was not."""
     given_back: str

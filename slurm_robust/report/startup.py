@@ -42,10 +42,10 @@ class GenerationStart(Record):
     """The checkpoint with which it began, "" for a fresh start."""
 
     queued_s: float | None
-    """From submission or requeue to the start by Slurm, if it is the first generation of a run."""
+    """Time from submission or requeue to the start by Slurm, if it is the first generation of a run."""
 
     took_s: float | None
-    """From the order to launch until all ranks had completed a step."""
+    """Time from the order to launch until all ranks had completed a step."""
 
     phases: tuple[PhaseTimes, ...]
     incident: int = 0

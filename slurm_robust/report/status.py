@@ -66,7 +66,7 @@ class StandbyRow(Record):
     """Why the quick test or the rehearsal failed, gave no answer, or was not possible."""
 
     took_s: float = 0.0
-    """That the quick test or the rehearsal took, if it is over."""
+    """Seconds that the quick test or the rehearsal took, if it is over."""
 
     test: str = ""
     """``pass``, ``fail`` or ``unknown``, "" as long as the quick test is not over."""

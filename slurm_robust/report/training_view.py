@@ -56,7 +56,7 @@ class _TrainingLine(Record):
     newest: str = ""
     """The id of its newest job, as squeue shows it."""
     state: ChapterState | None = None
-    """Of that; None if nothing is known."""
+    """That job's state; None if nothing is known."""
     how: str = ""
     """What that does, or how it ended."""
     slurm: str = ""

@@ -47,7 +47,7 @@ class ContinueOptions(Record):
 
     training: str = ""
     source: str = ""
-    """Of ``--from``."""
+    """The value of ``--from``."""
     step: int | None = None
     fresh: bool = False
 

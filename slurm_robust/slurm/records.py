@@ -293,7 +293,7 @@ class Allocation(Record):
     """In Slurm's order: task 0 runs on the first."""
 
     gpus_per_node: dict[str, int] = {}
-    """By name of the node; 0 for one without GPUs."""
+    """The number of GPUs by node; 0 for one without GPUs."""
 
     batch_host: str = ""
     restart_count: int = 0
@@ -340,7 +340,7 @@ class Terms(Record):
 
     name: str
     grace_s: int = 0
-    """From Slurm's choice of a job to its end."""
+    """Time from Slurm's choice of a job to its end."""
 
     mode: str = ""
     """REQUEUE, CANCEL, SUSPEND or OFF; "" if PreemptMode of slurm.conf holds."""

@@ -153,7 +153,7 @@ class Do(Record):
     """The whole new list, for EXCLUDE, UNPIN and PIN."""
 
     size: Size | None = None
-    """For SIZE."""
+    """The size to set, for SIZE."""
 
     @property
     def content(self) -> tuple[str, ...]:

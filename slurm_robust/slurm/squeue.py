@@ -22,7 +22,7 @@ class QueuedJob(Record):
     """Empty for a job that Slurm does not know, or no longer."""
 
     nodes: tuple[str, ...] = ()
-    """Those that it has now."""
+    """The nodes that it has now."""
 
     @property
     def has_ended(self) -> bool:

@@ -22,7 +22,7 @@ from slurm_robust.telemetry.metric import CONTENT_TYPE
 from slurm_robust.util.threads import start_thread
 
 REQUEST_S = 5.0
-"""For a request to come, and again for its answer to be taken."""
+"""Time for a request to come, and again for its answer to be taken."""
 
 REQUEST_BYTES = 8192
 MAX_CONNECTIONS = 32

@@ -60,9 +60,9 @@ class ChapterRow(Record):
     """Steps that it did again; None if that is not known."""
     incidents: int = 0
     ettr: float | None = None
-    """Of its own time since its first start; None before."""
+    """ETTR of its own time since its first start; None before."""
     exit_code: int | None = None
-    """Of its final end."""
+    """Exit code of its final end."""
     folder: str = ""
     """Its name."""
 

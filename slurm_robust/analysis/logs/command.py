@@ -80,7 +80,7 @@ class LogRecord(Record):
     id: str
     stream: str = "program"
     text: str | None = None
-    """For a single log,"""
+    """Text of a single log,"""
     ranks: tuple[LogOfRank, ...] | None = None
     """or the logs of several ranks."""
 

@@ -36,7 +36,7 @@ class Reading(Record):
     gone: tuple[str, ...] = ()
     """The hosts of which it says that they have failed."""
     host: str = ""
-    """Where the log was written, if it says so."""
+    """The host that wrote the log, if it says so."""
     enqueued: Mapping[str, int] = {}
     """The number of the last collective that the rank has begun, by process group, if it says so."""
 

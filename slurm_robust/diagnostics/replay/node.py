@@ -63,7 +63,7 @@ class ReplayTask(Record):
     cwd: str
     """The folder in which the script runs."""
     ports: tuple[int, ...] = (0,)
-    """Those to meet at, (0,) for any free one."""
+    """Ports to meet at, (0,) for any free one."""
 
     def command_line(self) -> tuple[str, ...]:
         """Return the command that does one node's part of it."""

@@ -222,7 +222,7 @@ TIMES = (
         judge=_unkillable_step,
     ),
 )
-"""Of these ``srobust run`` warns, too."""
+"""``srobust run`` warns of these, too."""
 
 RULES = (
     HazardRule(

@@ -43,7 +43,7 @@ class Interface(Record, omit_defaults=True):
 
     mtu: int | None = None
     errors: dict[str, int] = {}
-    """By their names in ``/sys``, without those that are 0."""
+    """Counters by their names in ``/sys``, without those that are 0."""
 
     nbytes: int | None = None
     """Received and sent."""

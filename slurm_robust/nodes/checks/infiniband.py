@@ -54,7 +54,7 @@ class InfinibandFacts(Record):
     """PCI addresses of adapters with a driver."""
 
     undriven: tuple[str, ...] = ()
-    """Those of adapters without one."""
+    """Addresses of adapters without a driver."""
 
 
 class Counter(Record):
@@ -65,7 +65,7 @@ class Counter(Record):
 
     meaning: str
     suggestion: Suggestion
-    """For too many of them."""
+    """What to do about too many of them."""
 
 
 LOST = "link_downed"

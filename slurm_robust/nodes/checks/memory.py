@@ -30,13 +30,13 @@ class MemoryFacts(Record):
     total: int
     available: int
     shared: int = 0
-    """In files of /dev/shm and other tmpfs."""
+    """What files of /dev/shm and other tmpfs take."""
 
     huge: int = 0
     """Set aside as huge pages."""
 
     shm_total: int | None = None
-    """Of /dev/shm itself; None if it is not mounted."""
+    """The size of /dev/shm; None if it is not mounted."""
 
     shm_free: int | None = None
     controllers: dict[str, Controller] = {}

@@ -38,7 +38,7 @@ CHUNK = 4 << 20
 """Bytes of a journal that one look reads at most, so that none takes long."""
 
 MAX_LINE = 64 << 20
-"""Of a journal; no event is as long."""
+"""Longest line of a journal; no event is as long."""
 
 MAX_INCIDENTS = 100
 """The newest; ``srobust incidents`` has all."""
