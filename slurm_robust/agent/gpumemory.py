@@ -38,9 +38,7 @@ class GpuWait:
         self._over: list[subprocess.Popen[bytes]] = []
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`read` has something; -1 while nothing is waited
-        for.
-        """
+        """Return a descriptor that is readable when :meth:`read` has something; -1 while it is not asked."""
         process = self._process
         return process.stdout.fileno() if self._is_asked and process and process.stdout else -1
 

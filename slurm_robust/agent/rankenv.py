@@ -215,9 +215,7 @@ def bindings(
 
 
 def _gpus(host: Host) -> list[str]:
-    """Return the GPUs' addresses in the order of CUDA and HIP; for equal GPUs that is the order of the
-    bus.
-    """
+    """Return the GPUs' addresses in the order of CUDA and HIP: that of the bus if all GPUs are equal."""
     return [
         device.address
         for device in pci.devices(host)

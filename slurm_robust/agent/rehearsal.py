@@ -209,7 +209,7 @@ _WRITES = "in a rehearsal only caches and the folders of standby.rehearse_writes
 
 
 def _exit_code(pid: int) -> int | None:
-    """Return the exit code, negative for a signal, None while it runs. It stays a zombie: its group can be
+    """Return the exit code, negative for a signal, None while it runs; reap nothing, so its group can be
     killed.
     """
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

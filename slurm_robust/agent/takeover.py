@@ -91,7 +91,7 @@ class TakeoverWatch:
         self._child: subprocess.Popen[bytes] | None = None
 
     def tick(self, silence_s: float, controller: EpochRecord | None, place: ProbeTarget) -> None:
-        """Vote and act when it is due; ``place``: the address at which this node's kernel is probed. Does not
+        """Vote and act when it is due; ``place``: the address for probes of this node's kernel. Does not
         block.
         """
         if not self._spec.takeover_s or not self._is_candidate or controller is None:
@@ -215,9 +215,7 @@ class TakeoverWatch:
         return self._was_down
 
     def _ask_slurm(self, host: str, agreeing: tuple[str, ...], voters: tuple[str, ...]) -> str:
-        """Return Slurm's word on a host that it does not reach either, "" if there are too few votes to
-        ask.
-        """
+        """Return Slurm's word on a host that it does not reach either, "" if the votes are too few."""
         node, *others = self._make().nodes([host, *voters])
         if node.responding and not node.is_down:
             return ""

@@ -142,9 +142,7 @@ class Pinned:
         return unpin
 
     def pairs(self, target: torch.Tensor, source: torch.Tensor) -> Pairs:
-        """Return the copy of ``source`` into ``target``, cut at the ends of pieces: each part is in one
-        piece.
-        """
+        """Return the copy of ``source`` into ``target``, cut so that each part is in one piece."""
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         cuts = self._borders[bisect_right(self._borders, begin) : bisect_left(self._borders, end)]
         if not cuts:

@@ -417,8 +417,7 @@ class Front(NamedTuple):
 
 
 def read_front(file: IO[bytes]) -> Front | None:
-    """Read the front of the image that begins at the position of ``file``, without the room behind the meta
-    block.
+    """Read the front of the image at the position of ``file``, without the room behind the meta block.
 
     Returns None for anything else. Raises ``OSError``.
     """

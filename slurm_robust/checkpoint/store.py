@@ -105,9 +105,7 @@ class CheckpointStore:
         return self.path / str(checkpoint)
 
     def parts(self, checkpoint: CheckpointId) -> list[Path]:
-        """Return the sidecars of the published parts of ``checkpoint`` in order of their names, complete or
-        not.
-        """
+        """Return the sidecars of the published parts of ``checkpoint``, complete or not, by name."""
         folder = self.folder(checkpoint)
         return [folder / name for name in sorted(names_in(folder)) if _PART.fullmatch(name)]
 
@@ -116,9 +114,7 @@ class CheckpointStore:
         return self.folder(checkpoint) / f"rank-{rank:05d}-of-{world_size:05d}.part"
 
     def data_path(self, checkpoint: CheckpointId, rank: int) -> Path:
-        """Return the path of the data of ``rank``, existing or not; the name is that of torch's own
-        writer.
-        """
+        """Return the path of the data of ``rank``, existing or not, named as by torch's own writer."""
         return self.folder(checkpoint) / f"__{rank}_0.distcp"
 
     def newest_generation(self) -> int:

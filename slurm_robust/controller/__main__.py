@@ -242,9 +242,7 @@ def _serve_metrics(
 
 
 def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
-    """Return what a controller says first: what runs on which nodes, what protects it, and which folder has
-    its output.
-    """
+    """Return what a controller says first: what runs on which nodes, its protections, its output folder."""
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)
     command = f"-m {command}" if plan.kind is CommandKind.MODULE else command

@@ -29,9 +29,7 @@ _OVER = frozenset({"PREEMPTED", "REQUEUED", "CANCELLED", "TIMEOUT", "NODE_FAIL",
 
 
 class Asking:
-    """Asks about one run of a job. It belongs in a thread: it waits for answers, and for :data:`FOR_S`
-    besides.
-    """
+    """Asks about one run of a job. Use it in a thread: it waits for answers, and :data:`FOR_S` besides."""
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class Asking:
         self._clock = clock or SystemClock()
 
     def sentences(self, now: float) -> Iterator[Sentence | None]:
-        """Yield what Slurm says, first immediately and then in full; None: slurmctld does not answer. Raises
+        """Yield what Slurm says, first in short, then in full; None: slurmctld does not answer. Raises
         nothing.
 
         ``now``: slurmctld's time.

@@ -192,9 +192,7 @@ class Core(Context):
         self.note(text, message.node, now, say=True)
 
     def on_stall(self, seconds: float, now: Now) -> None:
-        """Excuse all agents: this process itself did nothing for ``seconds`` (a slow disk, a stopped
-        process).
-        """
+        """Excuse all agents: this process did nothing for ``seconds`` (a slow disk, a stopped process)."""
         self.fleet.forgive(seconds, younger=seconds < TOLD_STALL_S)
         self.starts.forgive(seconds)
         self.forgive(seconds)
@@ -244,8 +242,8 @@ class Core(Context):
         self._held = held
 
     def on_hold_over(self, seconds: float, now: Now) -> None:
-        """Go on after a hold of ``seconds``: nothing was decided, the clock stood still, and training may
-        have too.
+        """Go on after a hold of ``seconds``: nothing was decided, and the clock, maybe training too, stood
+        still.
         """
         self.incidents.pass_over(seconds)
         if seconds < TOLD_STALL_S:
@@ -293,15 +291,11 @@ class Core(Context):
         return self.on_tick(now)
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
-        """Take in that the agent of ``node`` could not begin; the job ends with ``code`` if too many
-        cannot.
-        """
+        """Take in that the agent of ``node`` could not begin; the job ends with ``code`` if many cannot."""
         self.starts.on_refusal(node, text, code)
 
     def on_step_end(self, end: StepEnd, now: Now) -> None:
-        """Take in that an srun of agents, or some of its tasks, ended. Nothing is concluded before
-        :meth:`on_tick`.
-        """
+        """Take in that an srun of agents, or some of its tasks, ended. :meth:`on_tick` draws conclusions."""
         self.starts.on_end(end, now)
 
     def _on_refused(self, nodes: tuple[str, ...], now: Now) -> None:
@@ -312,15 +306,11 @@ class Core(Context):
                 self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:
-        """Take in the seconds since the newest beacon of each agent. Nothing is concluded before
-        :meth:`on_tick`.
-        """
+        """Take in the seconds since the newest beacon of each agent. :meth:`on_tick` draws conclusions."""
         self.liveness.on_beacons(ages)
 
     def on_observed(self, found: msg.NodesProbed, now: Now) -> None:
-        """Take in what an agent that probed other nodes has seen. Nothing is concluded before
-        :meth:`on_tick`.
-        """
+        """Take in what an agent that probed other nodes has seen. :meth:`on_tick` draws conclusions."""
         self.liveness.on_observed(found, now)
 
     def _on_switches(self, leaves: Mapping[str, str] | NoAnswer, now: Now) -> None:

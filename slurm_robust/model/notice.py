@@ -78,8 +78,7 @@ class ChannelState(Record):
     left_out: int = 0
     """How many the next message says were left out."""
     sent: tuple[float, ...] = ()
-    """When messages of the last hour were sent, in seconds since 1970; also messages that may have
-    arrived.
+    """When messages of the last hour were sent, maybe in vain, in seconds since 1970.
     """
     sending: float | None = None
     """When a message was begun, in seconds since 1970: written down before the channel gets it. None: none is

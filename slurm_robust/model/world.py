@@ -69,7 +69,8 @@ class World(Record, dict=True):
     """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
     steps_here: int = -1
     """Newest step that all ranks of this generation completed, -1 before the first; without step reports, how
-    many optimizer steps they made."""
+    many optimizer steps they made.
+    """
     reports: bool = False
     """The script reports its steps."""
     attempts: tuple[Attempt, ...] = ()
@@ -143,9 +144,7 @@ class World(Record, dict=True):
 
 @singledispatch
 def follow(event: ev.WorldEvent, world: World) -> World:
-    """Return ``world`` after ``event``, which is one of its own. Events that only inform leave it as it
-    is.
-    """
+    """Return ``world`` after ``event``, one of its own. Events that only inform leave it as it is."""
     return world
 
 

@@ -33,9 +33,7 @@ class Hold(Enum):
 
 
 def end_of(ended: ev.RunEnded | None) -> ev.RunEnded | None:
-    """Return ``ended`` of a journal if the job does not go on by itself: for good, or ordered from
-    outside.
-    """
+    """Return ``ended`` of a journal if the job does not go on: it ended for good, or was ordered to."""
     if ended is None or ended.requeued:
         return None
     return ended if ended.final or ended.code in _ORDERED else None

@@ -427,9 +427,7 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Judge that agents ended, as Slurm says, while their nodes answer: the first time no node is at
-    fault.
-    """
+    """Judge that agents ended, says Slurm, while their nodes answer: the first time no node is at fault."""
     signature = Signature.of_nodes(FaultKind.AGENT_ENDED, fault.lost)
     once = not any(attempt.signature == signature for attempt in state.world.attempts)
     if not fault.lost or not set(fault.lost) <= fault.ended.keys() or not once:
@@ -459,9 +457,7 @@ def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
 
 
 def unreachable(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Judge that many nodes fell silent together, or are lent no more: no node is at fault, training goes
-    on.
-    """
+    """Judge that many nodes fell silent together, or are lent no more: no node is at fault."""
     if not fault.unreachable or not fault.lost:
         return None
     return Verdict(

@@ -27,8 +27,7 @@ class MissingParts(Record):
     ranks: tuple[int, ...]
     """Whose own part is missing."""
     nodes: tuple[str, ...]
-    """The nodes out of reach on which these ranks ran; all nodes out of reach if only the shared part is
-    missing.
+    """Nodes out of reach that ran these ranks; all nodes out of reach if only the shared part is missing.
     """
     shared: bool = False
     """The part that is equal on all ranks is missing, too."""

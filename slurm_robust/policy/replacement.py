@@ -81,8 +81,8 @@ def replace_nodes(
 def leave_drained(
     state: JobState, actions: tuple[Action, ...], rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
-    """Return ``actions`` with the ones that leave drained nodes, at a restart that happens anyway; a text of
-    that.
+    """Return ``actions`` plus those that leave drained nodes at a restart that happens anyway; a text of
+    them.
 
     None is evicted: it stands by, and gets no slot again as long as it is drained.
     """

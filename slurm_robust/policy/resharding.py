@@ -103,8 +103,6 @@ def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
 
 
 def fitting_nodes(layout_used: int, nproc_per_node: int, near: int) -> tuple[int, ...]:
-    """Return the numbers of nodes whose ranks are a multiple of ``layout_used``, the nearest to ``near``
-    first.
-    """
+    """Return numbers of nodes whose ranks are a multiple of ``layout_used``, nearest to ``near`` first."""
     fits = [n for n in range(1, 2 * max(near, layout_used) + 1) if n * nproc_per_node % layout_used == 0]
     return tuple(sorted(sorted(fits, key=lambda n: (abs(n - near), n))[:_MAX_SIZES]))

@@ -161,9 +161,7 @@ def writers(
 
 
 def held_steps(generation: int, holdings: Sequence[Holding], newest: int) -> list[CheckpointId]:
-    """Return the checkpoints of ``generation`` up to step ``newest`` of which nodes hold something, newest
-    first.
-    """
+    """Return checkpoints of ``generation`` up to step ``newest`` that nodes hold parts of, newest first."""
     refs = {copy.checkpoint for holder in holdings for copy in holder.copies}
     return sorted((r for r in refs if r.generation == generation and 0 <= r.step <= newest), reverse=True)
 

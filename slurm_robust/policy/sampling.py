@@ -72,8 +72,7 @@ class Sampling:
         begun: float,
         now: float,
     ) -> Localisation | float:
-        """Take in the sample that began at ``begun``: return the place of the fault, or when to take the
-        next.
+        """Take in the sample that began at ``begun``; return the place of the fault, or when to sample next.
 
         ``silent``: ranks of which no stacks came.
         """

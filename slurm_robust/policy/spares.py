@@ -239,8 +239,7 @@ def _poisson(mean: float) -> tuple[int, list[float]]:
 
 
 def _weights(mode: int, most: float, up: Callable[[int], float]) -> tuple[int, list[float]]:
-    """Return the probabilities relative to the greatest, that of ``mode``, from the first count that matters
-    on.
+    """Return the first count that matters, and the probabilities from there relative to that of ``mode``.
 
     ``up(k)``: the probability of k + 1 by that of k, which falls with k.
     """

@@ -36,9 +36,7 @@ BUSY_S, IMPORT_S = 60.0, 180.0
 
 
 def silence_s(agent_start_s: float, dead_s: float, *, first: bool) -> float:
-    """Return how long silence of an agent must last to count. ``first``: waiting costs nothing, imports take
-    long.
-    """
+    """Return how long an agent's silence must last to count. ``first``: waiting is free, imports are slow."""
     return min(agent_start_s, BUSY_S) if first else dead_s
 
 

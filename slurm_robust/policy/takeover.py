@@ -44,9 +44,7 @@ MAX_CONTROLLERS = 3
 
 
 class Vote(Record):
-    """A node that finds the host of the controller ``epoch`` dead, and the address of its own kernel for
-    probes.
-    """
+    """A node that finds the host of the controller ``epoch`` dead, and the address for probes of the node."""
 
     node: str
     epoch: int

@@ -338,9 +338,7 @@ class FakeCluster:
                 self._try_start(job)
 
     def _replace_down(self) -> None:
-        """Replace down and drained nodes of reservations once others are free, if Slurm has chosen the
-        nodes.
-        """
+        """Replace down and drained nodes of reservations that Slurm has chosen, once others are free."""
         for name, reservation in self.reservations.items():
             if reservation.flags & {"SPEC_NODES", "MAINT", "STATIC_ALLOC"}:
                 continue

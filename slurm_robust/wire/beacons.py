@@ -144,9 +144,7 @@ class BeaconReceiver:
         self._thread = start_thread("beacons", self._run)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while an agent has sent nothing for ``overdue_s``, until
-        :meth:`ages`.
-        """
+        """Return a descriptor, readable once an agent is silent for ``overdue_s``, until :meth:`ages`."""
         return self._news.fileno()
 
     def ages(self) -> Mapping[str, float]:

@@ -111,8 +111,7 @@ class PortHolder:
         return int(self._held.getsockname()[1])
 
     def open(self, backlog: int = socket.SOMAXCONN) -> socket.socket | None:
-        """Open the port, since workers are about to start: the socket for rank 0, None if rank 0 binds it by
-        itself.
+        """Open the port for workers: return the socket for rank 0, None if rank 0 binds it by itself.
 
         ``backlog``: connections that the kernel keeps until rank 0 accepts them.
         """

@@ -306,9 +306,7 @@ class CopyService:
         self._here.flusher.save(self._request, held)
 
     def close(self, *, remove: bool) -> None:
-        """End. ``remove``: the copies here are not needed any more, since the job is over or storage has
-        them.
-        """
+        """End. ``remove``: the copies here have no use any more: the job is over or storage has them."""
         if self._here is None:
             return
         self._end_generation(self._here.flusher)

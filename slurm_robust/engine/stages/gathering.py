@@ -147,9 +147,7 @@ class Gathering:
         return False
 
     def _refusal(self, core: Core) -> Transition | None:
-        """Return the end of the run if too many nodes do not see the job directory: no single node is at
-        fault.
-        """
+        """Return the end of the run if too many nodes do not see the job directory: no node is at fault."""
         refused = {node: text for node, text in core.starts.refused.items() if node in core.world.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
         if not is_everywhere(len(refused), len(fit), first=core.world.generation == 0):

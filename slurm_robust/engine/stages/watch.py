@@ -91,8 +91,8 @@ def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
 
 
 def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:
-    """Return whether ``node``, not heard for ``waited_s``, is a dead host from which this controller has
-    taken over.
+    """Return whether ``node``, silent for ``waited_s``, is the dead host from which this controller took
+    over.
 
     Only if there is a standby for it: without one the host returns sooner than a requeue would run.
     """

@@ -216,9 +216,7 @@ class Checkpoints:
         return None
 
     def layout_to_cut(self, plan: RestorePlan | None) -> str:
-        """Return the identity of the layout that took the restored checkpoint if it is another one, else
-        "".
-        """
+        """Return the identity of the layout that took the restored checkpoint if it differs, else ""."""
         if plan is None or self.way(plan.ref.generation) is Way.SAME:
             return ""
         return self._context.world.layouts[plan.ref.generation]
@@ -351,9 +349,7 @@ class Checkpoints:
         return step >= 0
 
     def repeated(self, without: tuple[str, ...], now: Now) -> int:
-        """Return how many steps of the running generation a restore repeats that lacks the copies on
-        ``without``.
-        """
+        """Return how many steps of this generation a restore repeats that lacks the copies on ``without``."""
         context, state = self._context, self._context.state
         if not (context.config.checkpoint.memory and state.world.running and state.world.reports):
             return 0
@@ -390,9 +386,7 @@ class Checkpoints:
     # -- the end of a generation -------------------------------------------------------------------
 
     def record_end(self, reason: str, now: Now) -> None:
-        """Write down that all ranks of the generation ended by themselves; what they left in memory
-        counts.
-        """
+        """Write down that all its ranks ended by themselves; what they left in memory counts."""
         generation = self._context.world.generation
         step, shared = self.seal(generation, (), now, None)
         self._context.record(

@@ -100,9 +100,7 @@ class Departure:
         return self._asking is not None and now.mono - self._asking < ASKING_S
 
     def undecided(self, now: Now) -> bool:
-        """Return whether ranks may have ended by an order of Slurm whose meaning is still open: blame no
-        node.
-        """
+        """Return whether ranks may have ended by an order of Slurm whose meaning is open: blame no node."""
         if self.asks(now):
             return True
         generation = self._context.world.generation

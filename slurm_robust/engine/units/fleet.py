@@ -159,8 +159,8 @@ class Fleet:
         return found
 
     def spent(self, nodes: tuple[str, ...], generation: int, now: float) -> dict[str, float]:
-        """Return the seconds of ``generation`` in phases and checkpoints until ``now``, each of the rank with
-        most.
+        """Return the seconds of ``generation`` in phases and checkpoints until ``now``, the most of a
+        rank.
         """
         views = (self._views.get(node) for node in nodes)
         heartbeats = [v.heartbeat for v in views if v is not None and v.heartbeat.generation == generation]

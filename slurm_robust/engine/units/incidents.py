@@ -56,8 +56,7 @@ class Incidents:
         return state.world.incident.number if state.world.incident else state.incidents
 
     def unwatched_s(self, now: Now) -> float:
-        """Return the seconds since the earlier controller was last heard, if its host was never heard since;
-        else 0.
+        """Return the seconds since the earlier controller was heard, if its host is silent since; else 0.
 
         No controller could detect the fault before this one came.
         """
@@ -66,9 +65,7 @@ class Incidents:
         return max(0.0, now.wall - state.silent_since) if is_open and state.silent_since else 0.0
 
     def open(self, fault: Fault, now: Now) -> None:
-        """Open an incident: training is not productive any more. If one is open, the fault is one more
-        symptom.
-        """
+        """Open an incident: training is not productive. If one is open, add the fault as a symptom."""
         context, state = self._context, self._context.state
         assert fault.symptom is not None  # it was detected
         symptom, detail = fault.symptom, fault.detail
@@ -142,9 +139,7 @@ class Incidents:
         context.emit(Say(text=f"incident {incident.number}: over, step {step} is done{how}"))
 
     def _recovery_s(self, incident: OpenIncident, age_s: float, now: Now) -> float | None:
-        """Return the seconds from the decision to a step completed ``age_s`` ago; None if one of them is
-        unknown.
-        """
+        """Return the seconds from the decision to a step completed ``age_s`` ago; None if unknown."""
         clock = self._clock
         if clock is not None and clock.number == incident.number and clock.decided is not None:
             return max(0.0, now.mono - age_s - clock.decided)

@@ -130,9 +130,7 @@ class AgentStarts:
         self._all_ended = True
 
     def on_end(self, end: StepEnd, now: Now) -> None:
-        """Take in that an srun, or some of its tasks, ended: an agent that is still there is heard again
-        soon.
-        """
+        """Take in that an srun, or some of its tasks, ended: a living agent is heard again soon."""
         context = self._context
         is_over = context.state.ended is not None or context.state.requeueing is not None
         if end.code and not (context.leaving or is_over):
@@ -165,9 +163,7 @@ class AgentStarts:
         return True
 
     def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
-        """Ask about ``nodes``, none of which has an agent, or start again; return those whose wait is
-        over.
-        """
+        """Ask about ``nodes`` without agents, or start agents again; return the nodes whose wait is over."""
         context, missing = self._context, tuple(nodes)
         for node in missing:  # an agent may come by itself, and has the time of a start
             self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
@@ -217,18 +213,14 @@ class AgentStarts:
         return not has_come and now.mono - start.at <= self._context.config.timings.agent_start_s
 
     def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return the nodes of ``nodes`` whose agent ended for want of memory, as Slurm says, with its
-        message.
-        """
+        """Return which of ``nodes`` have agents that ended for want of memory, with Slurm's message."""
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
         return {
             node: end.message for node, end in ends.items() if end is not None and _OOM.search(end.message)
         }
 
     def ended(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return the nodes of ``nodes`` whose agent ended, as Slurm says, and is silent since, with its
-        message.
-        """
+        """Return which of ``nodes`` have agents that ended and are silent since, with Slurm's message."""
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
@@ -328,9 +320,7 @@ class StartPhases:
         self._zygotes: set[str] = set()
 
     def hear(self, before: Heartbeat | None, heartbeat: Heartbeat, now: Now) -> None:
-        """Take in a heartbeat that came after ``before``. While a generation runs, nothing waits for
-        agents.
-        """
+        """Take in a heartbeat after ``before``. While a generation runs, nothing waits for agents."""
         if self._context.world.running:
             return
         node, is_same = heartbeat.node, before is not None and before.agent == heartbeat.agent

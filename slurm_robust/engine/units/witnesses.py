@@ -179,8 +179,7 @@ class Witnesses:
             context.emit(Say(text=text))
 
     def _step_after(self, node: str, silent: Iterable[str], since: float) -> float | None:
-        """Return when all ranks of nodes that are heard had completed a step that ``node`` must have taken
-        part in.
+        """Return when all ranks of heard nodes had completed a step that needed ``node``.
 
         None if that was not later than ``since``: the step under way when a node died may still end.
         """

@@ -40,8 +40,7 @@ class SimulatedPace(Record):
     test_s: tuple[float, float] = (5.0, 15.0)
     """For a test of nodes."""
     peers_notice_s: tuple[float, float] | None = None
-    """Seconds from the end of a rank until the others end, too, since they lost it; None: they wait for
-    it.
+    """Seconds from the end of a rank until the others, which lost it, end too; None: they wait for it.
     """
     turn_s: float = 0.25
     """Between two turns of a controller's loop without news."""

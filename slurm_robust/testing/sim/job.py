@@ -622,9 +622,7 @@ class Sim:
         return exclude
 
     def _start_now(self) -> None:
-        """Start the job now, as the watcher that outlives the run does: it skips Slurm's begin time of two
-        minutes.
-        """
+        """Start the job now, as the watcher of a run does: it skips Slurm's begin time of two minutes."""
         try:
             self.slurm.start_now(self.job_id)
         except SlurmError:

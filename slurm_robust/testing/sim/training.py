@@ -199,9 +199,7 @@ class FakeStorage:
         return {ref: Tier.STORAGE for ref, ranks in self.parts.items() if len(ranks) == self._worlds[ref]}
 
     def prune(self, sealed: Mapping[int, int], generation: int, keep: int) -> None:
-        """Remove what no restore needs of ended generations and of the running one, whose newest ``keep``
-        stay.
-        """
+        """Remove what no restore needs; of the running generation the newest ``keep`` stay."""
         complete = self.complete()
         keeps = {*retained(sealed, complete, keep), *(r for r in complete if r.generation >= generation)}
         own = sorted((r for r in complete if r.generation == generation), reverse=True)
