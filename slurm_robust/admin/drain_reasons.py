@@ -59,7 +59,7 @@ def shipped() -> tuple[DrainReason, ...]:
 def read(reason: str, site: Sequence[DrainReason] = ()) -> tuple[_ReasonPart, ...]:
     """Return the parts of a reason. ``site``: lines that come before ours. Pure.
 
-    What no line knows goes on with the message of the tool before it, and is a person's behind anything else.
+    What no line knows goes on with the message of the tool before it, and is a person's after anything else.
     """
     rows = (*site, *shipped())
     found: list[_ReasonPart] = []

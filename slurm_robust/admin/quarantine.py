@@ -226,7 +226,7 @@ class Quarantine:
             why = f"it could not be repaired: {error}"
         if why:
             return msgspec.structs.replace(result, why=f"{result.why}; {why}")
-        # Whose drain it is has been found out. A node without a disk knows nothing of it after a reboot.
+        # The owner of the drain has been found out. A node without a disk knows nothing of it after a reboot.
         known = tuple(dict.fromkeys((*causes_of(failed.report), *failed.open)))
         return self._test(node, reservation, known=known)[0]
 
@@ -351,7 +351,7 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
 
 def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | None) -> int:
     """Test and print the report; 0 when every node was returned, 1 when some are kept."""
-    # Whatever ends it, it must clean up.
+    # It must clean up, whatever ends it.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     config = load(config_file or FILE)

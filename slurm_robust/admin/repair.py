@@ -362,7 +362,7 @@ def main(nodes: Sequence[str], *, dry_run: bool, json: bool, config_file: Path |
         seen = list(outlook(chosen, folder, config.repair, time.time()))
         show(seen, _outlook_text, json=json)
         return int(bool(seen))
-    # Whatever ends it, it must clean up.
+    # It must clean up, whatever ends it.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     log = EventLog(config.paths, node_name(os.environ))

@@ -1,4 +1,4 @@
-"""What quarantine and the shared spares do alike with a reservation of theirs."""
+"""What quarantine and the shared spares do alike with their reservations."""
 
 from __future__ import annotations
 

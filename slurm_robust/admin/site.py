@@ -103,7 +103,7 @@ class Site:
         return self.tree.path(name).read_bytes().decode(errors="surrogateescape")
 
     def wish(self, *, timer: bool) -> slurmconf.HookSettings:
-        """Return what slurm.conf shall say here."""
+        """Return what slurm.conf must say here."""
         hooks = self.config.hooks
         return slurmconf.HookSettings(
             prolog=items.PROLOG,

@@ -55,7 +55,7 @@ _INTERVAL_S = 61
 
 
 class HookSettings(Record):
-    """What slurm.conf shall say."""
+    """What slurm.conf must say."""
 
     prolog: str
     epilog: str

@@ -208,7 +208,7 @@ def _unfit(node: SlurmNode, *, busy: bool) -> str:
 def _strangers(slurm: SlurmClient, request: ReservationRequest) -> str:
     """Return what is wrong with an account or with users not in it; "" for nothing, or if not known.
 
-    Slurm may reserve nodes for them all the same, which no job gets (the client's ``create_reservation``).
+    Slurm may reserve nodes for them anyway, which no job gets (the client's ``create_reservation``).
     """
     try:
         known = slurm.accounts() if request.accounts else {}

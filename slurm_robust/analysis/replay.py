@@ -22,7 +22,7 @@ from slurm_robust.util.hostlist import fold
 TEST = "replay"
 """Name of the test in a :class:`~slurm_robust.model.incident.Diagnosis`."""
 
-# Of fewer groups than this none has a majority against it.
+# With fewer groups than this, none has a majority against it.
 _MIN_GROUPS = 3
 
 

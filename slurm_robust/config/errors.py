@@ -43,7 +43,9 @@ class InvalidSettings(ConfigError):
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> InvalidSettings:
-        """Return all problems. Of several exit codes, wrong configuration counts first, then wrong usage."""
+        """Return all problems. Among several exit codes, wrong configuration counts first, then wrong
+        usage.
+        """
         codes = {problem.code for problem in problems}
         code = next((c for c in (ExitCode.CONFIG, ExitCode.USAGE) if c in codes), ExitCode.NO_INPUT)
         return cls(tuple(problem.text for problem in problems), code=code)

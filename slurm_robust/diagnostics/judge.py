@@ -1,4 +1,4 @@
-"""From what parts of tests have said to whom to blame. Pure.
+"""The nodes to blame, by what parts of tests have said. Pure.
 
 A node is blamed for what it fails alone, for a result unlike that of most nodes alike, and for failing
 together with both its neighbours. What every node fails is no node's fault, nor is what cannot be compared:

@@ -94,7 +94,7 @@ def plan(
 
 
 def neighbours(nodes: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Return rounds of pairs in which each node meets the one before and the one behind it in the ring.
+    """Return rounds of pairs in which each node meets the one before and the one after it in the ring.
 
     Two rounds, the second shifted by one node. A ring of an odd number of nodes needs a third, for one pair;
     two nodes are one pair in one round.

@@ -115,7 +115,7 @@ def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:
 
 
 def _behind_exec(words: Sequence[str]) -> Sequence[str]:
-    """Return the program behind ``exec`` and its options: ``exec -cl -a NAME program``."""
+    """Return the program after ``exec`` and its options: ``exec -cl -a NAME program``."""
     while words and (option := re.fullmatch(r"-(?:-|[cl]+|[cl]*(a))", words[0])):
         words = words[2:] if option[1] else words[1:]
     return words

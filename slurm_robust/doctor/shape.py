@@ -85,7 +85,7 @@ def shape_of(script: str) -> ScriptShape | None:
 
 
 def _waits_once(commands: Sequence[Command]) -> str:
-    """Return what to say: bash ends a ``wait`` for a trapped signal, runs the trap and goes on behind it."""
+    """Return what to say: bash ends a ``wait`` for a trapped signal, runs the trap and goes on after it."""
     traps = [words for c in commands if (words := _without_dashes(c.words))[:1] == ("trap",)]
     actions = [
         commands_of(commands, unquoted(words[1]))

@@ -73,7 +73,7 @@ class IncidentRow(Record):
 
     @property
     def name(self) -> str:
-        """By which a person asks for it: ``3``, or ``4711/3`` among those of several jobs."""
+        """The name by which a person asks for it: ``3``, or ``4711/3`` among those of several jobs."""
         return one_line(f"{self.job}/{self.of_job}") if self.job else str(self.number)
 
 
@@ -350,7 +350,7 @@ def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
     if event.exits:
         parts.append(f"{count(len(event.exits), 'rank')} failed")
     if event.generation == report.generations[0] and report.root is not None:
-        # One that complains about a peer explains nothing: whoever failed first did not tell.
+        # One that complains about a peer explains nothing: the rank that failed first did not tell.
         label = "heard first" if blames_peer(report.root.exit) else "root cause"
         parts.append(f"{label}: {report.root.exit.describe()} on {report.root.node}")
     if event.sealed_step >= 0:

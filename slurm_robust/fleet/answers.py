@@ -131,7 +131,7 @@ class NodeRow(Record):
 
 
 class Advice(Record):
-    """How often a job of so many nodes writes a checkpoint to storage, by Daly
+    """How often a job of this many nodes writes a checkpoint to storage, by Daly
     (:mod:`slurm_robust.policy.interval`).
     """
 

@@ -1,4 +1,4 @@
-"""Beside slurmctld: which job got and gave back which nodes, as events.
+"""Which job got and gave back which nodes, as events, on slurmctld's host.
 
 Slurm runs this as SlurmUser, who can write nothing that belongs to root. So these events have a file of their
 own, in a folder ``slurmctld`` beside the log of the node's hooks, which must belong to that user.

@@ -126,7 +126,7 @@ def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[Partit
     for partition in next((node.partitions for node in every if node.name == name), ()):
         members = [node for node in every if partition in node.partitions]
         others = [node for node in members if node.name != name]
-        # Slurm may keep the reason of a drain that was undone; it began within the hour all the same.
+        # Slurm may keep the reason of a drain that was undone; it began within the hour anyway.
         recent = [n for n in others if has_ours(n.reason) and (n.reason_time or 0.0) > now - HOUR_S]
         drained = sum(node.is_drained and has_ours(node.reason) for node in others)
         shares.append(

@@ -149,7 +149,7 @@ def try_drain_lock(slurm: SlurmClient, node: str) -> None:
     except ReservationExists:
         pass  # left by a run that was killed
     except BaseException:
-        _release(slurm, [name])  # Also for Ctrl-C: Slurm may have created it all the same.
+        _release(slurm, [name])  # Also for Ctrl-C: Slurm may have created it anyway.
         raise
     slurm.delete_reservation(name)
 

@@ -399,7 +399,7 @@ class _Drainer:
 
         "" also for a young one: the holder at that time may not have seen it, and still drain its own node.
 
-        Whoever cannot find out takes it back.
+        If that cannot be found out, the drain is taken back.
         """
         from slurm_robust.hooks.drain_lock import LASTS_S
         from slurm_robust.slurm.errors import SlurmCommandError

@@ -227,7 +227,7 @@ class DrainFile:
         try:
             _write(self._left, self._left.with_name(f"drain.left.{os.getpid()}"), left)
         except OSError:
-            pass  # The run is in the log all the same.
+            pass  # The run is in the log anyway.
 
     def take_left(self) -> Left | None:
         """Take what was left, once. A damaged record counts as none."""

@@ -23,7 +23,7 @@ def _lock(state: Path) -> Path:
 
 @contextmanager
 def under_test(state: Path) -> Iterator[None]:
-    """Show that the node is being tested. If that cannot be shown, it is tested all the same."""
+    """Show that the node is being tested. If that cannot be shown, it is tested anyway."""
     fd = -1
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)

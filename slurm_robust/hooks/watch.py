@@ -185,7 +185,7 @@ def _alone(runtime: Path) -> Iterator[bool]:
     except BlockingIOError:
         alone = False
     except OSError:
-        alone = True  # a node whose /run cannot be written is watched all the same
+        alone = True  # a node whose /run cannot be written is watched anyway
     try:
         yield alone
     finally:

@@ -26,7 +26,7 @@ from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.integrations.sharding import copy_into, load_remainder, remainder
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-# By the names of DeepSpeed's own checkpoints; the rest of the optimizer's state_dict follows from the
+# Named as in DeepSpeed's own checkpoints; the rest of the optimizer's state_dict follows from the
 # configuration or is not plain data.
 _OF_OPTIMIZER = (
     "base_optimizer_state",

@@ -86,7 +86,7 @@ def choose(job: JobHere, step: str) -> CheckpointId:
         plan = would_restore(job, copies, job.store.complete())
         found = [plan.ref] if plan else []
     else:
-        # Of one step in several generations the latest counts: it was reached after a restore.
+        # If a step is in several generations, the latest counts: it was reached after a restore.
         found = [ref for ref in sorted(present) if step in (str(ref.step), str(ref))]
     if found:
         return found[-1]

@@ -169,7 +169,7 @@ def remove(shelf: Shelf, refs: Sequence[CheckpointId], *, dry_run: bool) -> Remo
 def shelf_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Shelf:
     """Return the checkpoints of the training or the job that a person named.
 
-    Of a chapter, those of its training.
+    For a chapter, those of its training.
 
     Raises ``NoSuchJob``, ``JournalDamaged``, ``OSError``.
     """

@@ -1,4 +1,4 @@
-"""Whose the job's folder is: no other user may put another one in its place while the job runs.
+"""The owner of the job's folder: no other user may put another one in its place while the job runs.
 
 Agents and controllers that start later take their orders from that folder, and all write to it by its path. A
 user who may rename it, or a folder above it, can have them run anything as the job's user. So each folder

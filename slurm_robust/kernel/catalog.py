@@ -62,7 +62,7 @@ class XidRule(Record):
 
     @property
     def kind(self) -> str:
-        """For log rules: its topic, and behind a hyphen ``watch`` or ``none`` if it keeps no job away, or
+        """For log rules: its topic, and after a hyphen ``watch`` or ``none`` if it keeps no job away, or
         ``ignore`` if the catalog says so.
         """
         suffix = _SUFFIXES.get(self.suggestion, "")

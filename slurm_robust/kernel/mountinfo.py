@@ -121,7 +121,7 @@ def holding(path: str, mounts: Sequence[Mounted]) -> Mounted | None:
     """Return the mount in which a path lies, by its text alone: no link is followed."""
     best: Mounted | None = None
     for entry in mounts:
-        # Of two at the same place the later one hides the other.
+        # If two are at the same place, the later one hides the other.
         if is_below(path, entry.path) and (best is None or len(entry.path) >= len(best.path)):
             best = entry
     return best

@@ -4,7 +4,7 @@ Many of the kernel's own messages begin with the name of a process, which is any
 likes (``NAME[77]: segfault at …``, ``NAME invoked oom-killer: …``, ``NAME: page allocation failure …``), and
 some end with the name of a file. So each pattern is matched from the beginning, goes beyond those 15 bytes in
 the kernel's words, and has no gap behind them that the rest of such a message could fill. Devices that users
-can mount are left out: an image of theirs in a loop device may well be damaged.
+can mount are left out: their image in a loop device may well be damaged.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Memory:
         """Add a periodic run: whether each subject (``gpu.ecc gpu3``) has failed, and which keep jobs away.
 
         ``ran`` are the checks that could tell: of those, a subject that is not in ``failed`` is no more, and
-        begins anew. Of other checks all counts stay.
+        begins anew. All counts of other checks stay.
         """
         self._failed |= failed
         self._away |= set(away)
@@ -138,7 +138,7 @@ class Memory:
     def _save(self) -> bytes:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("w") as lock:
-            # Whoever can open it can hold it, so that nothing would be remembered any more.
+            # A user who can open it can lock it, so that nothing would be remembered any more.
             os.fchmod(lock.fileno(), 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             merged = self._merged(_read(self._folder))
@@ -224,8 +224,8 @@ def _sample(source: AnySource, stored: Stored) -> View[Any] | None:
 def joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:
     """Return all in the order of time. What is of the future was written before the clock was put back.
 
-    The newest few are all kept: they tell what came in a row. Of those before, one gives way if runs follow
-    each other so closely that the places would not last for ``history_s``.
+    The newest few are all kept: they tell what came in a row. Among those before, one gives way if runs
+    follow each other so closely that the places would not last for ``history_s``.
     """
     earlier = [stored for stored in kept if new.at - history_s <= stored.at < new.at]
     apart_s = history_s / (HISTORY - IN_A_ROW - 1)

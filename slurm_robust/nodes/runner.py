@@ -165,7 +165,7 @@ class _CheckRun:
         self, sources: Sequence[AnySource], budget_s: float, calls: Callable[..., dict[str, CallResult]]
     ) -> None:
         """Read these parts of the machine, side by side."""
-        # What may take longest begins first: behind the others it might have no time to be found hanging.
+        # What may take longest begins first: after the others it might have no time to be found hanging.
         sources = sorted(sources, key=lambda source: -source.timeout_s)
         tasks = {source.name: self._task(source) for source in sources}
         limits = {source.name: source.timeout_s for source in sources}

@@ -121,7 +121,7 @@ def _of_command(check: SiteCheck, host: Host) -> SiteFacts:
         raise RuntimeError(f"{named} is not run: no absolute path")
     path = os.path.normpath(host.path(named))
     target = os.path.realpath(path)
-    # Who runs this may trust own commands: an agent is no root.
+    # The user who runs this may trust their own commands: an agent is not root.
     reason = distrust(path, {0, os.geteuid()}) or ("" if os.path.isfile(target) else "no file")
     if reason:
         raise RuntimeError(f"{named} is not run: {reason}")
@@ -155,7 +155,7 @@ def _run(path: str, command: list[str]) -> tuple[int, str]:
 
 
 def _of_function(check: SiteCheck, host: Host) -> SiteFacts:
-    """Call it. Whatever it raises tells why nothing is known."""
+    """Call it. What it raises tells why nothing is known."""
     module, _, name = check.python.partition(":")
     answer = getattr(importlib.import_module(module), name)(host)
     found = (answer,) if isinstance(answer, Finding) else tuple(answer)

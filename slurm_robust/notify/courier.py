@@ -271,7 +271,7 @@ def _written(box: _Box) -> ChannelState:
 
 
 def _most_urgent(notices: Sequence[Notice], most: int) -> tuple[Notice, ...]:
-    """Return so many of them in their order, without the least urgent and of these without the oldest."""
+    """Return this many in their order, without the least urgent and, among equals, without the oldest."""
     ranked = sorted(range(len(notices)), key=lambda i: (-notices[i].severity.rank, -i))
     return tuple(notices[i] for i in sorted(ranked[:most]))
 

@@ -48,7 +48,7 @@ class Message(Record):
 def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again: bool = False) -> Message:
     """Return the message of ``notices``, of which there is at least one.
 
-    ``left_out``: so many more are not in it; ``again``: a part of it may have arrived before.
+    ``left_out``: this many more are not in it; ``again``: a part of it may have arrived before.
     """
     first = most_urgent(notices)
     more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""

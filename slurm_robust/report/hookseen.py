@@ -37,7 +37,7 @@ def seen_of(directory: JobDirectory) -> tuple[NodeSeen, ...]:
 def clique_notes(directory: JobDirectory) -> Iterator[str]:
     """Yield a note if nodes of the newest run are of several NVLink cliques, which is no node's fault.
 
-    Of one run are nodes whose times from prolog to epilog overlap. Unlike cluster UUIDs are other racks.
+    Nodes are of one run if their times from prolog to epilog overlap. Unlike cluster UUIDs are other racks.
     """
     timed = [(seen, seen.prolog.at) for seen in _all(directory) if seen.prolog is not None]
     newest, begin = max(timed, key=lambda one: one[0].epilog.at, default=(None, 0.0))

@@ -111,7 +111,7 @@ class ChartMark(Record):
 class JobReport(Record):
     """All that is known of a job, or of all jobs of a training: what ``srobust report --json`` prints.
 
-    Of a training, what is of one job only (its command, its state) is of the newest; incidents are numbered
+    For a training, what is of one job only (its command, its state) is of the newest; incidents are numbered
     anew, and have the numbers that they have in their job besides.
 
     Times are seconds since 1970 by slurmctld's clock, if the journal knows that.
@@ -252,7 +252,7 @@ def _without_steps(
 ) -> tuple[list[ev.AnyEvent], list[float]]:
     """Return the journal without lines of progress that another one of the same generation follows.
 
-    Steps of a generation only grow, so whoever asks for the newest step finds the same.
+    Steps of a generation only grow, so a search for the newest step finds the same.
     """
     few, when = [], []
     after: ev.AnyEvent | None = None

@@ -242,7 +242,7 @@ def watch(
 ) -> int:
     """Show the status again every ``every_s`` seconds, until the job has ended or Ctrl-C.
 
-    In place if the cursor can be moved, else one below the other. ``pause`` waits for so many seconds.
+    In place if the cursor can be moved, else one below the other. ``pause`` waits for that many seconds.
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
     slurm, screen = slurm or make_slurm(), Screen()

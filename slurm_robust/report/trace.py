@@ -1,6 +1,6 @@
 """``srobust trace JOB``: the life of a job as spans, made from its journal when it is over or while it runs.
 
-Of a training each job has a trace of its own, with the ids that it has alone.
+Each job of a training has a trace of its own, with the ids that it has alone.
 
 Names and attributes are those of NVIDIA's one-logger if it has some (nv_one_logger 2.3: what Megatron-LM
 and NeMo emit): ``application``, ``training_loop``, ``distributed_code_initialization``,

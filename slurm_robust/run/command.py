@@ -117,8 +117,8 @@ def _start_again(
 ) -> None:
     """Start a job that has begun again: it goes on from its own journal, if its training is still its own.
 
-    A user who starts it again by hand for another training gets none. After a requeue it goes on all the
-    same: the configuration may have changed meanwhile. Raises :class:`PreflightError`.
+    A user who starts it again by hand for another training gets none. After a requeue it goes on anyway: the
+    configuration may have changed meanwhile. Raises :class:`PreflightError`.
     """
     job = str(state.job_id)
     if text := unheard(wish.chosen(), job):

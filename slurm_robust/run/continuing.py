@@ -187,8 +187,8 @@ def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, h
 
     Raises :class:`PreflightError`.
 
-    That job looks for later chapters when it starts, so of a claim and a start at the same time at least one
-    sees the other.
+    That job looks for later chapters when it starts, so if a claim and a start come at the same time, at
+    least one sees the other.
     """
     try:
         check_not_held(last, training.job(last), here.asked)

@@ -1,4 +1,4 @@
-"""From which earlier job a new one goes on: what its owner named, or the newest of its training."""
+"""The earlier job from which a new one goes on: what its owner named, or the newest of its training."""
 
 from __future__ import annotations
 

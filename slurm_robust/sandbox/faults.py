@@ -180,7 +180,7 @@ class Faults:
             try:
                 os.unlink(f"/proc/{self._view.node_pid(node)}/root{path}/{FILL_NAME}")
             except FileNotFoundError:
-                pass  # That one was not filled.
+                pass  # The folder was not filled.
         return fault
 
     # -- inner -------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ class Faults:
         self._start(node, "slurmd", SLURMD_PORT, f"slurmd-{node}", *args)
 
     def _start_slurmctld(self) -> None:
-        # From 25.11 on slurmctld ends when it finds its cluster's name but not this file, which it writes
-        # some minutes after its first start. Without the name it keeps jobs and nodes all the same.
+        # Since 25.11 slurmctld ends when it finds its cluster's name but not this file, which it writes
+        # some minutes after its first start. Without the name it keeps jobs and nodes anyway.
         state = self._view.folder.path / "state"
         if self._view.config.accounting and not (state / "assoc_usage").exists():
             (state / "clustername").unlink(missing_ok=True)

@@ -373,7 +373,7 @@ class CliSlurmClient:
         try:
             return parse(done.stdout)
         except UnparsableOutput as error:
-            # "Job 4711 not found" may come with exit code 0. Of more lines some may be the user's.
+            # "Job 4711 not found" may come with exit code 0. If there are more lines, some may be the user's.
             told = classify(done) if done.stdout.strip().count("\n") == 0 else None
             if isinstance(told, GONE):
                 raise told from error
@@ -418,7 +418,7 @@ class CliSlurmClient:
         env = dict(environ) if environ is not None else self._base_environment()
         env.update(commands.QUERY_ENVIRONMENT)
         if self._prefix:
-            # The prefix may start with a clean environment, so these are set behind it.
+            # The prefix may start with a clean environment, so these are set after it.
             settings = [f"{name}={value}" for name, value in commands.QUERY_ENVIRONMENT.items()]
             argv = [*self._prefix, "env", *settings, *command]
         try:

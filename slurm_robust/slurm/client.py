@@ -39,9 +39,9 @@ class StepHandle(Protocol):
     def kill(self) -> None:
         """Send srun SIGKILL. Returns immediately, even if ``scancel`` hangs on a dead node.
 
-        The tasks on live nodes die with it within ~10 ms on 22.05 but live on under 24.11 (both
-        measured): to be rid of them on every release, cancel the step as well. ``steps`` finds it by
-        the name of its request, so give each launch a name of its own.
+        The tasks on live nodes die with it within ~10 ms on 22.05 but live on under 24.11 (both measured): to
+        end them on every release, cancel the step as well. ``steps`` finds it by the name of its request, so
+        give each launch a name of its own.
         """
         ...
 

@@ -94,7 +94,7 @@ def is_companion_of(job: SlurmJob, job_id: int, run_id: str) -> bool:
 
 
 class Lent:
-    """Nodes that companions lend to one job. From any thread."""
+    """Nodes that companions lend to one job. Works from any thread."""
 
     def __init__(self, own: Allocation, lenders: Mapping[str, int] | None = None) -> None:
         """Take ``lenders``, the companion of each node that is lent already."""

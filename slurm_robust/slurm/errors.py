@@ -296,8 +296,8 @@ def classify(done: CompletedCommand) -> SlurmCommandError:
 def of_document(listed: Sequence[object]) -> SlurmCommandError:
     """Return the typed error for ``errors`` of a JSON document, which comes with exit code 0, too. Pure.
 
-    An entry has ``description``, ``error``, ``error_number`` and ``source``; of them 22.05 has some. That no
-    error is named (``error_number`` 0) says that nothing is known, not that nothing is there.
+    An entry has ``description``, ``error``, ``error_number`` and ``source``; of them 22.05 has some. If no
+    error is named (``error_number`` 0), nothing is known; it does not mean that nothing is there.
     """
     texts = []
     for one in listed:

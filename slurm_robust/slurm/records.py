@@ -202,7 +202,7 @@ class SlurmJob(Record):
 
     @property
     def queued_s(self) -> float | None:
-        """From its submission, or requeue, until its newest start; None if not known."""
+        """Time from its submission, or requeue, until its newest start; None if not known."""
         if self.submit_time is None or self.start_time is None:
             return None
         return max(0.0, self.start_time - self.submit_time)

@@ -32,9 +32,9 @@ So a controller that dies half-way leaves a job that starts again by itself, not
 
 Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* immediately
 after ``requeue``, so block SIGTERM before (children inherit that); SIGKILL follows KillWait (30 s) later. The
-shell of the batch script must not die of it either, for then Slurm kills all the rest within milliseconds:
-``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue`` revives a job that was cancelled, so it
-is sent only to a job that is seen running.
+shell of the batch script must not die of it either, because then Slurm kills all the rest within
+milliseconds: ``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue`` revives a job that was
+cancelled, so it is sent only to a job that is seen running.
 
 :func:`~slurm_robust.slurm.requeue_plan.decide` is pure and uses only the job as it is, so every
 part may be repeated, by the same process or another one.

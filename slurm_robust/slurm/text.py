@@ -194,7 +194,7 @@ def parse_node_state(text: str) -> SlurmNode | None:
 def _columns(line: str) -> dict[str, str]:
     values, begin = {}, 0
     for name, width in NODE_COLUMNS:
-        # The reason comes last: letters that are not ASCII would shift what is behind them.
+        # The reason comes last: letters that are not ASCII would shift what follows them.
         end = None if name == "Reason" else begin + width
         values[name], begin = line[begin:end].strip(), begin + width
     return values

@@ -1,9 +1,9 @@
 """A page for Prometheus over HTTP, in a thread of its own that can hold up nothing else.
 
 Two paths exist: ``/metrics``, with a bearer token if one is required, and ``/healthz``. Everything is
-bounded: a request in size and time, an answer in time, connections in number. Whoever holds connections
-open without asking loses them to whoever comes next. There is no TLS: the page names nodes, steps and
-losses, and a token that is read from the wire opens nothing but the page.
+bounded: a request in size and time, an answer in time, connections in number. A client that holds connections
+open without asking loses them to the next one. There is no TLS: the page names nodes, steps and losses, and a
+token that is read from the wire opens nothing but the page.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def parse(data: bytes) -> HttpRequest | None:
 
 
 def is_allowed(request: HttpRequest, token: str | None) -> bool:
-    """Return whether the request shows ``token``; None: whoever asks may read."""
+    """Return whether the request shows ``token``; None: every client may read."""
     if token is None:
         return True
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
@@ -150,7 +150,7 @@ class Endpoint:
         self._thread = start_thread("metrics", self._run)
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Close the port and all connections; wait for that a moment. From any thread."""
+        """Close the port and all connections; wait for that a moment. Call it from any thread."""
         if self._thread is None:
             return
         self._ready.wait(wait_s)
@@ -228,7 +228,7 @@ class Endpoint:
             del self._asking[writer]
             await self._send(found, writer)
         except (OSError, asyncio.TimeoutError):
-            pass  # whoever asked has gone, or takes nothing
+            pass  # the client has gone, or takes nothing
         finally:
             self._asking.pop(writer, None)
             writer.transport.abort()
@@ -291,7 +291,7 @@ class Endpoint:
             return
         try:
             self._make()
-        except Exception:  # noqa: BLE001 - it was reported; whoever asks is refused
+        except Exception:  # noqa: BLE001 - it was reported; the client is refused
             self._made = None
 
     def _make(self) -> bool:

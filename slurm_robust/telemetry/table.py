@@ -27,7 +27,7 @@ def _counter(name: str, text: str, *labels: str) -> Metric:
 
 
 class JobMetric:
-    """Of a job's controller. Each sample also has the label ``job_id``."""
+    """A metric of a job's controller. Each sample also has the label ``job_id``."""
 
     INFO: Final = _gauge(
         "srobust_job_info",
@@ -158,7 +158,7 @@ class JobMetric:
 
 
 class NodeMetric:
-    """Of root's side of a node, by node_exporter's textfile collector."""
+    """A metric of root's side of a node, by node_exporter's textfile collector."""
 
     INFO: Final = _gauge(
         "srobust_node_info", "1 for each node; the labels say what is installed.", "version", "mode"

@@ -44,8 +44,8 @@ T = TypeVar("T")
 class Screen(Console):
     """A console that prints every string as plain text: no markup, no emoji, nothing that a terminal obeys.
 
-    Views clean their text with :func:`~slurm_robust.util.text.one_line`, which reads better. Whatever they
-    miss is replaced here, after rich has laid it out.
+    Views clean their text with :func:`~slurm_robust.util.text.one_line`, which reads better. What they miss
+    is replaced here, after rich has laid it out.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
@@ -209,11 +209,11 @@ class Bar:
             self._progress.stop()
 
     def advance(self, by: float = 1.0) -> None:
-        """Count so much more as done. From any thread."""
+        """Count so much more as done. Works from any thread."""
         self._progress.advance(self._task, by)
 
     def say(self, what: str) -> None:
-        """Show what is done now. From any thread."""
+        """Show what is done now. Works from any thread."""
         self._progress.update(self._task, description=one_line(what))
 
 

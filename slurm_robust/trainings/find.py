@@ -336,7 +336,7 @@ def _no_such_id(name: str) -> NoSuchJob:
 def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEvent]:
     """Return the journal's events. Raises :class:`NoSuchJob` when it cannot be read, ``JournalDamaged``.
 
-    That of a job of months takes seconds; ``quiet``: without a bar.
+    The journal of a job of months takes seconds; ``quiet``: without a bar.
     """
     try:
         data = read_bytes(directory.journal)

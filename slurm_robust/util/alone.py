@@ -1,4 +1,4 @@
-"""That only one process of a node does something: a name in the kernel, which goes with the process.
+"""A guard that only one process of a node does something: a name in the kernel, which goes with the process.
 
 A lock on shared storage can outlive a node that died, and would keep its job from being started again.
 """

@@ -75,7 +75,7 @@ class LineProcess:
         return self._errors.read().decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """Kill the child, whatever it does. From any thread; returns immediately."""
+        """Kill the child, whatever it does. Works from any thread; returns immediately."""
         self._process.kill()
 
     def close(self) -> None:

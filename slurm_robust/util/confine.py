@@ -1,6 +1,6 @@
 """Lets this process and its children change files below some folders only.
 
-By Landlock, which every user may use (Linux 5.13): the kernel refuses, whoever in the process asks.
+It uses Landlock, which every user may use (Linux 5.13): the kernel itself refuses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files that are whole or not there: a reader, also after a power cut, finds the old content or the new one.
 
 A file is written beside its place, under a name that begins with a dot, and renamed. *Durable* means that it
-also survives a power cut from then on: it is fsynced before it is renamed, and its folder behind that.
+also survives a power cut from then on: it is fsynced before it is renamed, and its folder after that.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _ITEM = r"(?:[^\s,\[\]{}]|\[[^\[\]]*\]|\{[^{}]*\})+|[^\s,]"
 _RANGE = r"([0-9]{1,40})(?:-([0-9]{1,40}))?"
 _FUNCTION = r"[a-z]+\{[^{}\s]*\}"
 _ENDS_IN_NUMBER = r"([A-Za-z._@][A-Za-z0-9._@-]*?)([0-9]{1,18})"
-# No name of a host is longer, and no list of so many hosts; a variable of the environment holds 128 KiB.
+# No name of a host and no list of that many hosts is longer; a variable of the environment holds 128 KiB.
 _MAX_CHARS, _MAX_TEXT = 255, 2**20
 _MAX_IN_NAME, _MAX_BRACKETS, _MAX_BRACKETED = 16, 4096, 2**17
 
@@ -60,7 +60,7 @@ def expand(hostlist: str, *, functions: bool = False) -> tuple[str, ...]:
 def fold(names: Iterable[str]) -> str:
     """Fold names into a short list, sorted, without duplicates; ``""`` for none. Every release reads it.
 
-    So only a number at the end of a name is folded: before 23.11 Slurm reads no list with a suffix behind a
+    So only a number at the end of a name is folded: before 23.11 Slurm reads no list with a suffix after a
     bracket (``n[1-3]-ib``).
     """
     numbers: dict[str, list[str]] = {}

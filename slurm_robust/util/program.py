@@ -156,7 +156,7 @@ def _stopped_tree(pid: int, until: float) -> frozenset[int]:
         tree = [process for process in (table.get(pid), *proc.descendants(table, pid)) if process]
         running = [process.pid for process in tree if process.state not in proc.STOPPED | proc.DEAD]
         found = frozenset(process.pid for process in tree)
-        # Once is not enough: one that stops while the table is read can have forked behind the reader.
+        # Once is not enough: one that stops while the table is read can have forked unseen by the reader.
         if found == stopped or time.monotonic() > until:
             return found
         stopped = found if not running else None

@@ -102,7 +102,7 @@ def message(text: str) -> str:
 
 
 def without_urls(text: str) -> str:
-    """Return ``text`` in which each URL ends behind its host, since the rest may be a secret."""
+    """Return ``text`` in which each URL ends after its host, since the rest may be a secret."""
     return re.sub(r"(\w+://)(?:[^\s/@'\"]*@)?([^\s/?#'\"]*)[^\s'\",]*", r"\1\2/…", text)
 
 

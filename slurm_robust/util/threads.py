@@ -118,7 +118,7 @@ class Executor(Generic[T]):
             start_thread(self._name, self._run)
 
     def post(self, result: T) -> None:
-        """Have ``result`` among the :meth:`results`. From any thread."""
+        """Have ``result`` among the :meth:`results`. Works from any thread."""
         self._results.put(result)
 
     def results(self) -> list[T]:
@@ -151,7 +151,7 @@ def map_until(
 ) -> tuple[R, ...]:
     """Return ``job``'s result for each of ``things``; a few per CPU run at a time, the first ones first.
 
-    From ``deadline`` (monotonic seconds) on, those without a result get that of ``otherwise``.
+    After ``deadline`` (monotonic seconds), those without a result get that of ``otherwise``.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(things)):

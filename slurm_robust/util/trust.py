@@ -19,8 +19,8 @@ _PACKAGES = ("site-packages", "dist-packages")
 def distrust(path: str, owners: Collection[int] = ROOT) -> str:
     """Return why others than ``owners`` decide what is found at the absolute ``path``; "" if they do not.
 
-    Every folder is checked, and every link with every folder on the way to its target: whoever owns a
-    link in the middle can turn it, however well what it leads to now is kept.
+    Every folder is checked, and every link with every folder on the way to its target: the owner of a link in
+    the middle can turn it, however well what it leads to now is kept.
     """
     parts = [part for part in path.split("/") if part]
     here, links = "/", 0
@@ -84,8 +84,7 @@ def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]
     """Return whether what the mode of ``path`` lets its group do, it lets only ``owners`` do.
 
     So it is if the group has the name of one of them and no other member: many sites give each user such
-    a group, and an umask of 002. With an access list, the group's bits are a limit for whoever is
-    in the list.
+    a group, and an umask of 002. With an access list, the group's bits are a limit for all in the list.
     """
     # Here, because hooks hardly ever meet what a group may write to; and a directory service may be asked.
     import grp

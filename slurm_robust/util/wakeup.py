@@ -60,7 +60,7 @@ class Inbox(Generic[T]):
         return self._wakeup.fileno()
 
     def put(self, item: T) -> None:
-        """Hand ``item`` over. From any thread."""
+        """Hand ``item`` over. Works from any thread."""
         self._items.put(item)
         self._wakeup.wake()
 

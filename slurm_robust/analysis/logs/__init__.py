@@ -1,4 +1,4 @@
-"""What the output of a failed training says: symptom, blame, action, and which rank failed first.
+"""What the output of a failed job says: symptom, blame, action, and which rank failed first.
 
 The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's own.
 """

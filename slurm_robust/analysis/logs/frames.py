@@ -12,7 +12,7 @@ from slurm_robust.analysis.logs.text import Line
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d+)')
 # Code that was installed, the interpreter's own, and what has no file.
 _FOREIGN = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python\d|^<(?!stdin|string)|/opt/conda/lib/")
-# A frame below which Python quotes the source, behind a label of a rank, a time or the margin of a group.
+# A frame below which Python quotes the source, after a label of a rank, a time or the margin of a group.
 _QUOTING = re.compile(r'(.*?)(?<! )( *)File "[^"\n]{1,400}", line \d+(?:, in .*)?$')
 # Numbers of a label that change from line to line: times, and what counts lines.
 _CHANGING = re.compile(r"\d+(?:[-:/.,T ]\d+)+|\d{5,}")
@@ -25,7 +25,7 @@ _SPAN = 400
 _GOES_ON = re.compile(r'( *)(?:File "[^"\n]{1,400}", line \d+|\[Previous line repeated )')
 _ENDS = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure)(?::|$)")
 
-# The first and the last line of the box that rich draws around all but the exception itself, behind a label.
+# The first and the last line of the box that rich draws around all but the exception itself, after a label.
 _BOX = re.compile(r"([^╭╰+]*)[╭╰+][─-]+( Traceback \(most recent call last\) )?[─-]+[╮╯+]$")
 # The lines of a box that began before the log: numbered source, and what is in a box of local variables.
 _OF_BOX = re.compile(r"[^│]{0,80}│ (?:[❱ ] *\d+ |[│╭╰]).*│$")
@@ -55,7 +55,7 @@ _GOES_ON_WITHOUT = re.compile(
 
 _CHAINED = re.compile(r"During handling of the above exception|the direct cause of the following exception")
 
-# An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
+# An exception's own line, which is not indented, after what srun or torchrun put in front of every line.
 _LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?){0,3}(?!\d)[\w.<>]+(?::|$)")
 
 
@@ -166,7 +166,7 @@ def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterato
 
 
 def _end_of_chain(lines: Sequence[Line], begin: int) -> int:
-    """Return the line behind the last traceback of a chain whose first begins there."""
+    """Return the line after the last traceback of a chain whose first begins there."""
     end = begin + _length(lines, begin)
     while any(_CHAINED.search(line.text) for line in lines[end : end + 3]):
         head = next((at for at in range(end, min(end + 6, len(lines))) if _HEAD in lines[at].text), None)

@@ -89,7 +89,7 @@ class Sightings(NamedTuple):
 
 
 def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
-    """Match a log against the rules. Of those that match a line only the ones of the highest weight count."""
+    """Match a log against the rules. If several match a line, only those of the highest weight count."""
     log = _Log(lines)
     harmless = {at for span in frames.ignored(lines, log.having) for at in span}
     caught = frames.caught(lines, log.having)
@@ -176,7 +176,7 @@ def _kind(message: str) -> str:
     found = _event(message)
     if found is None:
         return ""
-    # Of what follows from another code only that one counts; its line said how severe it was.
+    # If the event follows from another code, only that code counts; its line said how severe it was.
     return (xid.rule(found.cause) if found.cause else xid.rule(found.code, found.severity)).kind
 
 

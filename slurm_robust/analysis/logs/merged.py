@@ -1,4 +1,4 @@
-"""A text in which several ranks write, behind labels: the one that failed first. Pure."""
+"""A text of several ranks with labels: the rank that failed first. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurm_robust.analysis.logs.rule import EvidenceTier, RuleSet
 from slurm_robust.analysis.logs.text import lines_of
 from slurm_robust.analysis.logs.verdict import Reading, read, without_conviction
 
-# torch's label comes behind those of srun --label and torchrun, which may count otherwise.
+# torch's label comes after those of srun --label and torchrun, which may count otherwise.
 _LABEL = re.compile(
     r"(?:(?P<task>\d{1,7}):(?: |(?=\[)))?(?:\[default\d{1,3}\]:)?(?:\[rank ?(?P<rank>\d{1,7})\]:)?",
     re.IGNORECASE,

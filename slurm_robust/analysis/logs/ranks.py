@@ -233,8 +233,9 @@ def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeEx
 
     The order is that of :func:`first_causes`: who shows a failure of a device comes first, then a worker
     killed by a signal or stopped by an exception of its own, one that was asked to end, one that waited in
-    vain for a peer, and those whose connection to a peer was lost. Of workers that only complain about peers
-    the one that most of their messages name comes first. Among equals the earliest (largest ``age_s``) wins.
+    vain for a peer, and those whose connection to a peer was lost. Among workers that only complain about
+    peers, the one that most of their messages name comes first. Among equals the earliest (largest ``age_s``)
+    wins.
     """
     failed = sorted((e for e in exits if e.exit.failed), key=lambda e: (-e.exit.age_s, e.exit.rank))
     if len(failed) < 2:

@@ -100,7 +100,7 @@ class Curve(str, Enum):
 class LogRule(Section):
     """One rule. Patterns are regular expressions that ignore case and are searched in single lines.
 
-    Of the rules that match a line, the one with the highest ``weight`` decides; in a log, the tier decides
+    If several rules match a line, the one with the highest ``weight`` decides; in a log, the tier decides
     first, then the weight, then the position.
     """
 

@@ -115,7 +115,7 @@ class _Sample(Record):
 class PaceVerdict(Record):
     """Training hangs or is slow; given once for each time that it does.
 
-    Of a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
+    For a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
     """
 
     symptom: Symptom
@@ -263,7 +263,7 @@ class PaceWatch:
         if stretch is None or before.is_first or before.at < self._held_until:
             return
         seconds, is_whole = stretch
-        # Of several steps the mean is known, and for how long nothing was seen to move.
+        # For several steps the mean is known, and for how long nothing was seen to move.
         longest = max(seconds / steps, self._still_s) if is_whole else seconds
         usual = bounds.usual(self._config, self._times, self._known).seconds
         hung_here = before.step == self._known.hung_after

@@ -66,7 +66,7 @@ def localise(
     seen = views((without_libraries(s) if s.native else s for s in stacks), layout, missing)
     inside = views((s for s in stacks if s.native), layout)
     taken = sorted((s for s in stacks if s.rank in seen), key=lambda s: s.rank)
-    # While training goes on an operation may be on its way by chance, and its rank may compute all the same.
+    # While training goes on an operation may be on its way by chance, and its rank may compute anyway.
     may_wait = frozenset() if moving else unclear(taken, seen)
     may_wait |= {rank for rank, view in inside.items() if view.activity.waits}
     scene = _Scene(seen, layout, most_share, may_wait)

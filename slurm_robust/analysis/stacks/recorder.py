@@ -139,7 +139,7 @@ def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collect
 def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
     """Return each rank's place by group, and which rank waits for which in sends and receives.
 
-    Groups with sends and receives have no common count of operations. Of several in one kernel
+    Groups with sends and receives have no common count of operations. For several in one kernel
     (``coalesced``) the recorder does not show the peers: None.
     """
     groups: defaultdict[_Key, _Members] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""What two neighbours have, to both: over every GPU's way out by NCCL, or one process each over gloo."""
+"""Two neighbours gather what both have: over every GPU's way out by NCCL, or one process each over gloo."""
 
 from __future__ import annotations
 

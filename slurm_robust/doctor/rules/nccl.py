@@ -1,4 +1,4 @@
-"""Hazards of the software of the ranks: releases of torch, CUDA, driver and NCCL, and variables of theirs."""
+"""Hazards of the software of the ranks: releases of torch, CUDA, driver and NCCL, and their variables."""
 
 from __future__ import annotations
 

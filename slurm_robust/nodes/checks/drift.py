@@ -24,7 +24,7 @@ _SOME = 4096
 OPTION = "kernel option "
 BASELINE = "the recorded baseline"
 
-# Of PCI classes: what jobs cannot do without, as a report names it.
+# PCI classes that jobs cannot do without, as a report names them.
 VITAL = {
     pci.DISPLAY: "GPU",
     pci.ACCELERATOR: "accelerator",
@@ -178,7 +178,7 @@ def judge_hardware(view: View[DriftFacts], config: NodeConfig) -> Iterator[Findi
     """Compare CPU, memory modules and PCI devices."""
     devices = [*_devices(view, config)]
     for finding in _compared(view, config, "hardware", lambda facts: facts.hardware):
-        # That all is as it was is only true with the devices.
+        # All is as it was only if the devices are.
         if finding.outcome is not Outcome.PASS or not devices:
             yield finding
     yield from devices

@@ -78,7 +78,7 @@ def gather(host: Host, config: NodeConfig) -> MountsFacts:
     on_use = automatic(entries)
     mounts = {path: _mount(entry, answers.get(path), path in on_use) for path, entry in by_path.items()}
     links = _resolved(host, {*wanted, *named} - mounts.keys(), limits)
-    # The kernel's table knows no links: what lies behind one is mounted all the same.
+    # The kernel's table knows no links: the target of one is mounted anyway.
     mounts |= {path: mounts[target] for path, target in links.items() if target in mounts}
     return MountsFacts(mounts=mounts, declared=wanted)
 

@@ -41,8 +41,8 @@ _RECOVERY_ACTION = 230
 # Replays and recoveries of all links: NVLink up to 3, and 4 if the driver still has them.
 _NVLINK_TOTALS = (52, 59)
 _FIELDS = (*_NVLINK_TOTALS, _MEMORY_TEMPERATURE, _SLOWDOWN_TLIMIT, _RECOVERY_ACTION)
-# Of one link: replays, recoveries and CRC errors up to NVLink 4 (gone on Blackwell, by NVML's change log); of
-# NVLink 5 errors received, errors of the link itself, and recoveries.
+# Counters of one link: replays, recoveries and CRC errors up to NVLink 4 (gone on Blackwell, by NVML's change
+# log); of NVLink 5 errors received, errors of the link itself, and recoveries.
 _NVLINK_FAMILIES = ((161, 162, 163), (208, 211, 215))
 
 # A GPU that answers these with an error speaks for nothing else either.

@@ -42,7 +42,7 @@ _SELECTED = Style(reverse=True)
 
 
 def strip(line: Line, width: int, style: Style | None = None) -> Strip:
-    """Return a line on the screen. Whatever a view has missed is cleaned here."""
+    """Return a line on the screen. What a view has missed is cleaned here."""
     segments = [
         Segment(plain(piece), _STYLES[name] + (style or _STYLES[""])) for piece, name in line if piece
     ]

@@ -259,7 +259,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 class NodeOrder(str, Enum):
-    """By what nodes are sorted."""
+    """What nodes are sorted by."""
 
     SLOT = "slot"
     WRONG = "wrong first"
