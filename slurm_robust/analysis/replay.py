@@ -208,7 +208,7 @@ def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
 
 
 def _majority(runs: Sequence[GroupRun]) -> tuple[str, ...] | None:
-    """Return what more than half of ``runs`` computed; None without such, and for a single run."""
+    """Return what more than half of ``runs`` computed; None if no bits have one, and for a single run."""
     steps, count = Counter(run.steps for run in runs).most_common(1)[0]
     return steps if count > 1 and 2 * count > len(runs) else None
 

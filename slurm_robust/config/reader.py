@@ -30,7 +30,7 @@ MAX_BYTES = 128 << 10
 """Bytes allowed in one file: a hook, which waits for 4 s, reads as many in less."""
 
 MAX_LEVELS = 30
-"""Mappings and lists allowed in each other. Those that are not closed make PyYAML slow."""
+"""Mappings and lists allowed in each other. Brackets that are not closed make PyYAML slow."""
 
 MAX_VALUES = 10_000
 """Values allowed in one file. Aliases of aliases turn a few lines into billions."""

@@ -43,7 +43,7 @@ class NodeFacts(Record):
     """Limits on memory, first the file system of ``/dev/shm``; see :func:`.budget.limits`."""
 
     addresses: tuple[str, ...] | None = None
-    """Those that this node's name in Slurm resolves to here, none for a name that does not resolve."""
+    """Addresses that this node's name in Slurm resolves to here, none for a name that does not resolve."""
 
     speeds: dict[str, tuple[str, float]] = {}
     """The interface of each of its addresses, and its bytes per second, if the kernel knows them."""

@@ -350,7 +350,7 @@ def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
     if event.exits:
         parts.append(f"{count(len(event.exits), 'rank')} failed")
     if event.generation == report.generations[0] and report.root is not None:
-        # One that complains about a peer explains nothing: the rank that failed first did not tell.
+        # A rank that complains about a peer explains nothing: the rank that failed first did not tell.
         label = "heard first" if blames_peer(report.root.exit) else "root cause"
         parts.append(f"{label}: {report.root.exit.describe()} on {report.root.node}")
     if event.sealed_step >= 0:

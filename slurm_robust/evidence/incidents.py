@@ -70,7 +70,7 @@ class IncidentReport(Record):
     """The newest on the fault that began it which did not ask for more evidence."""
 
     others: tuple[Verdict, ...] = ()
-    """Those on other faults that came before it was over."""
+    """Verdicts on other faults that came before it was over."""
 
     testing: bool = False
     """The newest decision asks for more evidence."""

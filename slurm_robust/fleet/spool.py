@@ -35,7 +35,7 @@ class SpooledFile(Record):
 
 
 class Unusable(Record):
-    """One that cannot."""
+    """A file that cannot be used."""
 
     path: Path
     why: str

@@ -111,7 +111,7 @@ def number(environ: Mapping[str, str], name: str) -> int:
 def _listing(shm: Path, is_wanted: Callable[[AgentFolder], bool], limit_s: float) -> _Listing:
     if _has_nothing_of_ours(shm):
         return _Listing()
-    # In a child: a user may have mounted a file system that never answers on a folder of his.
+    # In a child: the user may have mounted a file system that never answers on their folder.
     task = partial(_list, shm, is_wanted, time.monotonic() + limit_s / 2)
     answer = call({"list": lambda: msgspec.msgpack.encode(task())}, {"list": limit_s}, limit_s)["list"]
     if answer.value is None:

@@ -77,7 +77,7 @@ class Schedule:
         self._due = {one.name: now + one.every_s * bool(one.only) for one in rounds_}
 
     def logged(self, now: float) -> None:
-        """Note that the kernel has logged. One that does not stop logging is not checked all the time."""
+        """Note that the kernel has logged. If it does not stop logging, it is not checked all the time."""
         if Probe.KERNEL in self._due:
             self._due[Probe.KERNEL] = min(self._due[Probe.KERNEL], max(now + SETTLE_S, self._checked + GAP_S))
 

@@ -25,7 +25,7 @@ _MAX_FAULTS = 256
 class AlertBook:
     """Turns observations of one node into alerts. Times are monotonic seconds.
 
-    A fault that stood before training began is an alert only if it keeps jobs away. One that gets worse,
+    A fault that stood before training began is an alert only if it keeps jobs away. An alert that gets worse,
     or happens again while it stands, is over and begins anew, so that it is counted again.
 
     Alerts are kept as of time 0, so that their ages are negative here. A fault that is no alert has number 0.

@@ -143,7 +143,7 @@ class CheckpointListing(Record):
     latest: str
     """What the pointer on storage names."""
     training: str = ""
-    """Whose checkpoints those on storage are, "" for a job without a training."""
+    """The training that the checkpoints on storage belong to, "" for a job without a training."""
     complete: int = 0
     """How many are complete on storage."""
     nbytes: int = 0

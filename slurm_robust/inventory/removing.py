@@ -225,7 +225,7 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
         holder=now.job if runs else "",
         generation=world.generation,
         restored=world.restored,
-        # One that Slurm is still ending may be requeued.
+        # A job that Slurm is still ending may be requeued.
         waiting=now.job if now.may_hold and not runs else "",
         finished=ended is not None and ended.code == 0 and not now.may_hold,
     )

@@ -1,8 +1,8 @@
 """The job directory in its place.
 
-``srobust run`` makes it before training begins, and nothing makes it again. One that is renamed or removed
-while the job runs would otherwise come back with the umask's mode, with a part of what belongs to the job,
-and in the way of the one that must be put back.
+``srobust run`` makes it before training begins, and nothing makes it again. A folder that is renamed or
+removed while the job runs would otherwise come back with the umask's mode, with a part of what belongs to the
+job, and in the way of the one that must be put back.
 """
 
 from __future__ import annotations

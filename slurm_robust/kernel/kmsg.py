@@ -2,7 +2,7 @@ r"""The kernel's log as records: ``/dev/kmsg``, or a file that holds what was re
 
 A record is one line ``prefix,sequence,microseconds,flags;text``, then lines that begin with a blank and name
 its device, which are left out here (Documentation/ABI/testing/dev-kmsg). The kernel writes characters that do
-not print as ``\xNN``, so a record cannot break out of its line; a file may hold anything all the same.
+not print as ``\xNN``, so a record cannot break out of its line; a file may hold anything anyway.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class KernelProcess(NamedTuple):
 
 
 def listed(host: Host) -> Iterator[KernelProcess]:
-    """Yield all but threads of the kernel. One that ends meanwhile is left out."""
+    """Yield all but threads of the kernel. A process that ends meanwhile is left out."""
     # There may be thousands: this reads a file in a third of the time that pathlib takes.
     folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -12,7 +12,7 @@ PIECES = 60
 """Stretches of training of which one median is taken: with a line of progress every 10 s, ten minutes."""
 
 MIN_STRETCHES = 6
-"""Before so many stretches are known, nothing is slow."""
+"""Before this many stretches are known, nothing is slow."""
 
 MEDIANS = 144
 """How many of these medians are remembered: a day. The baseline is the lowest of them."""

@@ -38,7 +38,7 @@ def corrected(events: Sequence[ev.AnyEvent]) -> list[float]:
 def ordered(events: Sequence[ev.AnyEvent], times: Sequence[float], ends: Mapping[int, float]) -> list[float]:
     """Return ``times`` such that no event comes before the one that was written before it.
 
-    Those that tell of the past keep their time. What a new run writes of the end of the run before it counts
+    Events that tell of the past keep their time. What a new run writes of the end of the run before it counts
     as written when that ended (``ends``, by run, if Slurm tells), or when Slurm queued the job again.
     """
     latest = list(times)

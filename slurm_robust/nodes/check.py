@@ -144,7 +144,7 @@ class Check(Record, Generic[F], kw_only=False):
     """On a job that trains."""
 
     warns_training: bool = False
-    """Whether a failure that keeps no jobs away is an alert all the same."""
+    """Whether a failure that keeps no jobs away is an alert anyway."""
 
     @property
     def confirm(self) -> int:

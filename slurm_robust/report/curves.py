@@ -24,7 +24,7 @@ class EttrCurve(Record):
     since_start: tuple[float, ...] = ()
     """Since the job's first start."""
     last_hour: tuple[float, ...] = ()
-    """Those of the hour (:data:`~slurm_robust.ledger.summary.WINDOW_S`) before."""
+    """The values of the hour (:data:`~slurm_robust.ledger.summary.WINDOW_S`) before."""
 
 
 class TrainingCurves(Record):
@@ -39,7 +39,7 @@ class TrainingCurves(Record):
     step_s: tuple[float | None, ...] = ()
     """Seconds a step since the line before, without checkpoints and announced phases."""
     known: int = 0
-    """How many points the journal has. Those that are left out are no extremes of a curve."""
+    """How many points the journal has. Points that are left out are no extremes of a curve."""
 
 
 def ettr_points(books: Ledger, most: int = MAX_POINTS) -> EttrCurve:

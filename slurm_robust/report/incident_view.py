@@ -56,7 +56,7 @@ class IncidentListing(Record):
     left_out: int = 0
     """Older incidents."""
     training: str = ""
-    """Of all users whose jobs they are; then ``job`` is the newest of them. "" for those of one job."""
+    """The training whose incidents these are; then ``job`` is its newest job. "" for those of one job."""
 
 
 def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:

@@ -50,7 +50,7 @@ MAX_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
 
 WATCH_SHARE = 4.0
-"""``--watch`` rests at least so many times as long as it has worked: a journal of months takes seconds."""
+"""``--watch`` rests at least this many times as long as it has worked: a journal of months takes seconds."""
 
 SLURM_EVERY_S = 15.0
 """Between two questions of ``--watch`` to Slurm, which has others to answer."""
@@ -412,7 +412,7 @@ def render(status: Status) -> RenderableType:
             )
             stored += f"{advice.mtbf_s:.0f} s so far"
     nodes = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
-    # Those that do not answer have their line.
+    # Standbys that are set aside have their own line.
     standbys = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
     lent = (
         f"{one.node} by companion {job_id} ({one.source})"

@@ -187,7 +187,7 @@ def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, h
 
     Raises :class:`PreflightError`.
 
-    That job looks for later chapters when it starts, so if a claim and a start come at the same time, at
+    The other job looks for later chapters when it starts, so if a claim and a start come at the same time, at
     least one sees the other.
     """
     try:

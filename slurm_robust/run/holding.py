@@ -107,8 +107,8 @@ def await_kept(
 ) -> tuple[Chapter, ...]:
     """Return the chapters, once the newest is this run's or that of a job that keeps the training.
 
-    A job that has claimed it asks Slurm about the job before, and gives it back if that runs again. One that
-    has decided nothing after ``timeout_s`` may have died: its chapter counts. Raises ``OSError``.
+    A job that has claimed it asks Slurm about the job before, and gives it back if that runs again. A job
+    that has decided nothing after ``timeout_s`` may have died: its chapter counts. Raises ``OSError``.
     """
     begun, told = clock.mono(), False
     while True:

@@ -72,7 +72,8 @@ class StartingPoint(NamedTuple):
 def other_jobs(training: TrainingDirectory, chapters: Iterable[Chapter], here: Here) -> list[Chapter]:
     """Return the chapters but this job, which may have taken the training in a start that did not get far.
 
-    One that has a journal is another job, which only had the same id. Raises ``JournalDamaged``, ``OSError``.
+    A job that has a journal is another one, which only had the same id. Raises ``JournalDamaged``,
+    ``OSError``.
     """
 
     def is_mine(chapter: Chapter) -> bool:

@@ -63,7 +63,7 @@ class Places(Record):
     """They would count as free or busy, if the job did not exclude them."""
 
     left_out_free: tuple[str, ...] = ()
-    """Those of ``left_out`` that are idle."""
+    """The nodes of ``left_out`` that are idle."""
 
 
 def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ()) -> Places:

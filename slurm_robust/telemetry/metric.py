@@ -59,7 +59,7 @@ class Rendered(Record):
 
 
 Family: TypeAlias = tuple[Metric, Iterable[Sample] | Rendered]
-"""A metric and all its samples. One that has none is left out."""
+"""A metric and all its samples. A metric that has none is left out."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 

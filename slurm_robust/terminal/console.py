@@ -209,7 +209,7 @@ class Bar:
             self._progress.stop()
 
     def advance(self, by: float = 1.0) -> None:
-        """Count so much more as done. Works from any thread."""
+        """Count this much more as done. Works from any thread."""
         self._progress.advance(self._task, by)
 
     def say(self, what: str) -> None:

@@ -20,7 +20,7 @@ _MAX_NAME = 120
 def clean_names(names: Iterable[object]) -> tuple[str, ...]:
     """Keep the ``names`` that an import statement could name, in their order, each once, bounded.
 
-    Those of packages come before those of their modules, and stay if there are too many.
+    Names of packages come before those of their modules, and stay if there are too many.
     """
     valid = dict.fromkeys(name for name in names if isinstance(name, str) and _is_name(name))
     found: list[str] = []

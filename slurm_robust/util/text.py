@@ -17,9 +17,9 @@ MAX_TEXT = 600
 
 _MAX_NAMES = 8
 
-# What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Those that
-# carry text are bounded: one without an end must not swallow the rest of a line.
-# As text: re compiles it when it is first needed, and every hook imports this.
+# What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Sequences that
+# carry text are bounded: one without an end must not swallow the rest of a line. As text: re compiles it when
+# it is first needed, and every hook imports this.
 _ESCAPES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,200}(?:\x07|\x1b\\|\x9c)?"

@@ -125,8 +125,9 @@ class LogRule(Section):
     """NVIDIA's error codes, instead of ``any``: lines of the kernel that report one of them."""
 
     kinds: tuple[str, ...] = ()
-    """Of :data:`.nodes.kernel.catalog.KINDS`, instead of ``any``: NVIDIA's error codes by what they mean for
-    a node, from the table of the node checks."""
+    """Some of :data:`.nodes.kernel.catalog.KINDS`, instead of ``any``: NVIDIA's error codes by what they mean
+    for a node, from the table of the node checks.
+    """
 
     shapes: tuple[str, ...] = ()
     """Names of :data:`.nodes.kernel.shapes.SHAPES`, instead of ``any``: messages of the kernel."""

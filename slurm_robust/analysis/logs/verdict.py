@@ -54,7 +54,7 @@ _SURVIVED = "survived: what follows these lines takes them back"
 _AROUND = 2
 _MAX_NAMING = 200
 _BELOW = 8
-"""A list of ranks has at most so many lines, with the one that begins it."""
+"""A list of ranks has at most this many lines, with the one that begins it."""
 
 
 def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -> Classification:

@@ -34,8 +34,9 @@ class _Sample(Record):
     now: float
     """Monotonic seconds of the reader."""
     records: tuple[Progress, ...]
-    """Of ranks that show progress: all that report steps or, if none does, those that count optimizer steps,
-    or all if none does that either."""
+    """The ranks that show progress: all that report steps or, if none does, those that count optimizer steps,
+    or all if none does that either.
+    """
     speaks: bool
     """False if none does either."""
     reported: bool
@@ -46,7 +47,7 @@ class _Sample(Record):
     still_s: float
     """Since any rank completed a step, or began or ended a phase."""
     phases: dict[str, float] = {}
-    """Those that ranks are in, each since its first rank entered."""
+    """Phases that ranks are in, each since its first rank entered."""
     phase_ended_s: float = math.inf
     """Since the last one ended."""
     in_phases: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ SUSTAINED_MEASURES = 10
 """and for this many measurements."""
 
 AGAIN_AFTER_S = 600.0
-"""One that goes on is reported again after this time, the next time after twice as long, and so on,"""
+"""A slowdown that goes on is reported again after this time, the next time after twice as long, and so on,"""
 
 AGAIN_AT_LEAST_S = 7200.0
 """but at least this often."""

@@ -9,7 +9,7 @@ from slurm_robust.slurm.options import OFF, Signal, parse_signal
 from slurm_robust.util.text import some_of
 
 _EARLY_S = 60
-"""Slurm may send a signal so much earlier than asked."""
+"""Slurm may send a signal this much earlier than asked."""
 
 
 def _unknown_options(facts: Facts) -> str:

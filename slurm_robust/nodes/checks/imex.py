@@ -44,10 +44,10 @@ class ImexFacts(Record):
     """Whether there is a service, and a program to ask it."""
 
     state: str = ""
-    """The daemon's; empty if it gave no answer."""
+    """The daemon's state; empty if it gave no answer."""
 
     domain: str = ""
-    """That of all nodes of the domain; empty if it was not told in time."""
+    """The state of all nodes of the domain; empty if it was not told in time."""
 
     unready: tuple[str, ...] = ()
     """Addresses of nodes of the domain that are not ready, with their state; a few."""

@@ -44,8 +44,8 @@ class ProcessFacts(Record):
     """Examples of them."""
 
     unkillable: frozenset[int] = frozenset()
-    """Those of them that have been killed, or are no ordinary user's: a program waits in that state also when
-    SIGKILL would end it (vfork).
+    """Processes among them that have been killed, or are no ordinary user's: a program waits in that state
+    also when SIGKILL would end it (vfork).
     """
 
     zombies: int = 0

@@ -38,7 +38,7 @@ class SnapshotFacts(Record):
 
     folders: tuple[SnapshotFolder, ...] = ()
     jobs: frozenset[int] | None = None
-    """Those that have processes here; None if that is not known, or not needed."""
+    """Jobs that have processes here; None if that is not known, or not needed."""
 
 
 def gather(host: Host, config: NodeConfig) -> SnapshotFacts:

@@ -48,7 +48,7 @@ def gather_gpus(host: Host, _config: NodeConfig) -> GpuFacts:
 
     begun = time.monotonic()
     # A thread, so that silence is a fact with a name and a duration, judged by what is known of this node.
-    # One that is stuck in the kernel is abandoned together with this process.
+    # A thread that is stuck in the kernel is abandoned together with this process.
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(PATIENCE_S - STUCK_S)

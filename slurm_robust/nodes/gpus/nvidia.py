@@ -105,7 +105,7 @@ def _on_bus(host: Host) -> tuple[str, ...]:
         for device in pci.devices(host)
         if device.vendor == pci.NVIDIA
         and device.kind in _GPU_KINDS
-        # One that another driver holds was given away on purpose: to a virtual machine, say.
+        # A GPU that another driver holds was given away on purpose: to a virtual machine, say.
         and device.driver in ("", "nvidia")
     )
 

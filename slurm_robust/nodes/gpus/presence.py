@@ -158,8 +158,8 @@ def _unanswered(gpu: Gpu) -> str:
 def _silence(view: GpuView) -> Finding:
     """Judge a silent driver: one that was quick in this boot hangs if it is silent in a second run, too.
 
-    One that was never seen may be waking its GPUs; one that is silent once may be busy with a process that
-    starts or dies.
+    A driver that was never seen may be waking its GPUs; one that is silent once may be busy with a process
+    that starts or dies.
     """
     same_boot = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
     was_quick = any(not facts.stuck_in and facts.gpus and facts.took_s <= _QUICK_S for facts in same_boot)

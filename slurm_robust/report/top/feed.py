@@ -93,7 +93,7 @@ class JournalTail:
 
     @property
     def events(self) -> Sequence[ev.AnyEvent]:
-        """Those that were read so far and count."""
+        """The events that were read so far and count."""
         return self._found.events
 
     def look(self) -> Sequence[ev.AnyEvent]:
