@@ -54,7 +54,7 @@ def _remove_dead(base: Path, prefix: str) -> None:
         try:
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                continue  # anybody may make such a name
+                continue  # any user may make such a name
             lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # being made, copies of checkpoints, or gone meanwhile

@@ -27,7 +27,7 @@ class LivenessPorts:
         if self._sender is not None:
             try:
                 self._port = bind_free(ports)  # and never listened on: the kernel refuses whoever connects
-                self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)  # nor may anybody else
+                self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)  # nor may others
             except OSError:
                 pass  # none is free: an ICMP echo may do
 

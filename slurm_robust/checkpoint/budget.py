@@ -114,7 +114,7 @@ def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
         if limit is None or free is None:
             continue
         # Of the buffers only those count as used that were charged to this cgroup; a job that was requeued
-        # finds some that are charged to the one before.
+        # finds some that are charged to its earlier run.
         charged = min(ours, group.stat("shmem"))
         yield Room(name=f"the cgroup {group.folder}", total=limit, free=free + charged)
 

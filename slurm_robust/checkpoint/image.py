@@ -239,7 +239,7 @@ class Buffer:
             raise BufferInUse(str(self.path)) from None
 
     def _unlock(self) -> None:
-        """Let everybody in."""
+        """Let all readers and writers in."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _make_room(self, total: int) -> mmap.mmap:

@@ -46,7 +46,7 @@ class PartItem(Record):
     raw: int = -1
     """Bytes from ``offset`` to its bare numbers, -1 if only torch can read them."""
     whole: tuple[int, ...] | None = None
-    """Of a shard: the shape of the tensor that it belongs to."""
+    """For a shard: the shape of the tensor that it belongs to."""
     at: tuple[int, ...] = ()
     """For a shard: its beginning in that tensor."""
     shared: bool = False

@@ -69,7 +69,7 @@ class Snapshot:
     """What is equal on all ranks."""
     rng: dict[str, Any]
     placed: frozenset[int] = frozenset()
-    """Of a snapshot that was read: addresses of the storages that are not in a mapped file."""
+    """For a snapshot that was read: addresses of the storages that are not in a mapped file."""
     kept: frozenset[str] = frozenset()
     """Entries that stay as the script has built them."""
     bound: frozenset[str] = frozenset()

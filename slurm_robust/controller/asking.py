@@ -47,8 +47,8 @@ class Asking:
         self._clock = clock or SystemClock()
 
     def sentences(self, now: float) -> Iterator[Sentence | None]:
-        """Yield what Slurm says, first in short, then in full; None: slurmctld does not answer. Raises
-        nothing.
+        """Yield what Slurm says, first what may change yet, then what is certain; None: slurmctld does not
+        answer. Raises nothing.
 
         ``now``: slurmctld's time.
         """

@@ -37,7 +37,7 @@ MIN_LEFT_S = 120.0
 
 CANCEL_TRIES = 8
 CANCEL_PAUSE_S, LONGEST_CANCEL_PAUSE_S = 5.0, 60.0
-"""Between two attempts to cancel a companion, doubled each time."""
+"""Seconds between two attempts to cancel a companion, doubled each time."""
 
 FIND_TRIES, FIND_PAUSE_S = 3, 2.0
 """Looks for a companion that Slurm may have taken although its answer was lost, while training waits."""

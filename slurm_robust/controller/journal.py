@@ -87,7 +87,7 @@ class Journal:
         self.wake: Callable[[], None] = lambda: None
         """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
         self.epoch = 0
-        """Of the controller that writes; 0: not known."""
+        """The epoch of the controller that writes; 0: not known."""
         self.is_ours: Callable[[], bool] = lambda: True
         """Asked by the writing thread before it tries again what storage has refused: another controller may
         have taken over meanwhile. May raise ``OSError``.

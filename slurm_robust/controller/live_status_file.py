@@ -24,10 +24,10 @@ SHARE = 100.0
 """The loop takes pictures, and the ledger is computed, for no more than this part of the time."""
 
 LEDGER_S = 10.0
-"""Between two computations of ETTR; of a job of months they take seconds, and come less often."""
+"""Seconds between two computations of ETTR; of a job of months they take seconds, and come less often."""
 
 CLOSE_S = 2.0
-"""To write the last live status."""
+"""Seconds to write the last live status."""
 
 
 class LiveStatusFile:

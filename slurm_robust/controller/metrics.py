@@ -27,7 +27,7 @@ from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import start_thread
 
 CLOSE_S = 2.0
-"""For storage to take the files away that lead to the page."""
+"""Seconds for storage to take the files away that lead to the page."""
 
 _MAX_TOKEN = 4096
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
@@ -48,7 +48,7 @@ class About(Record):
     cluster: str
     user: str
     name: str
-    """Of the Slurm job."""
+    """The name of the Slurm job."""
 
     @property
     def key(self) -> str:

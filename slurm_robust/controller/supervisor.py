@@ -88,7 +88,7 @@ MAX_ENDS = 6
 WINDOW_S = 600.0
 
 PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Between two controllers, the longer the more of them ended early, one after the other."""
+"""Seconds between two controllers, the longer the more of them ended early, one after the other."""
 
 LIVED_S = 60.0
 """A controller that ran for this long did not end early."""

@@ -42,7 +42,7 @@ BATCH_S = 20.0
 """Time for a batch script that lives behind a cut network to end the job by itself."""
 
 FINISH_S = 3600.0
-"""For Slurm to take the end of the job."""
+"""Seconds for Slurm to take the end of the job."""
 
 PAUSE_S = 2.0
 _SIGNALLED = (128 + signal.SIGTERM, 128 + signal.SIGINT)

@@ -14,7 +14,9 @@ LONGEST_S = 0.25
 """For what only time brings."""
 
 REST_S = 0.1
-"""Between two ticks of a large job: a thousand heartbeats a second need no thousand checks of everything."""
+"""Seconds between two ticks of a large job: a thousand heartbeats a second need no thousand checks of
+everything.
+"""
 
 LONG_FACTOR = 2.0
 """With ten thousand nodes a tick takes longer than that; all of them together take a third of the time."""

@@ -9,6 +9,6 @@ class Now(Record):
     """One reading of both clocks, in seconds."""
 
     mono: float
-    """For durations."""
+    """Monotonic seconds, for durations."""
     wall: float
-    """For people."""
+    """Seconds since 1970, for people."""

@@ -45,7 +45,7 @@ class Context:
         self.config: Final = config
         self.rules = Rules(config=config)
         self.log_rules: Final = log_rules
-        """For the output of workers; None: those of this package."""
+        """Rules for the output of workers; None: those of this package."""
         self.fleet: Final = Fleet()
         self.started: Final = now.mono
         """When this controller began."""

@@ -137,8 +137,8 @@ class Core(Context):
     def on_heartbeat(self, heartbeat: msg.Heartbeat, now: Now) -> None:
         """Take in a heartbeat of an agent. Nothing is concluded before :meth:`on_tick`.
 
-        After a stall of our own many heartbeats wait; judging anybody's silence before all of them are
-        read would declare healthy nodes dead.
+        After a stall of our own many heartbeats wait; judging silence before all of them are read would
+        declare healthy nodes dead.
         """
         if self.starts.dismissed(heartbeat, now):
             return
@@ -291,7 +291,9 @@ class Core(Context):
         return self.on_tick(now)
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
-        """Take in that the agent of ``node`` could not begin; the job ends with ``code`` if many cannot."""
+        """Take in that the agent of ``node`` could not begin. If too many cannot, the job ends with
+        ``code``.
+        """
         self.starts.on_refusal(node, text, code)
 
     def on_step_end(self, end: StepEnd, now: Now) -> None:

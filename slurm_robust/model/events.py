@@ -31,7 +31,7 @@ class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     t: float
     """Seconds since 1970 by the controller's wall clock."""
     epoch: int = 0
-    """Of the controller that wrote it; 0 if that is not known."""
+    """Epoch of the controller that wrote it; 0 if that is not known."""
 
 
 TRAIN = "train"
@@ -103,7 +103,7 @@ class Continued(WorldEvent):
     slots: int = 0
     """How many nodes trained in the earlier job."""
     nproc_per_node: int = 1
-    """Of the earlier job."""
+    """Ranks per node of the earlier job."""
     runs: tuple[str, ...] = ()
     """The ``run_id`` of each earlier job, which their checkpoints bear."""
     stored: CheckpointId | None = None
@@ -218,7 +218,9 @@ class StartMeasured(WorldEvent):
     generation: int
     phases: tuple[PhaseTimes, ...]
     took_s: float | None = None
-    """From the order to launch until the first step of all ranks; None without one, or if it is not known."""
+    """Seconds from the order to launch until the first step of all ranks; None without one, or if it is not
+    known.
+    """
 
 
 class ProgressMade(WorldEvent):
@@ -243,7 +245,7 @@ class IncidentOpened(WorldEvent):
     symptom: Symptom
     detail: str
     detect_s: float
-    """From the fault as seen from outside until now."""
+    """Seconds from the fault as seen from outside until now."""
     best_step: int
 
 
@@ -261,7 +263,7 @@ class StopStarted(WorldEvent):
     generation: int
     reason: str
     symptom: Symptom | None = None
-    """Of the fault for which they are; None if nothing is wrong with them."""
+    """Symptom of the fault for which they are; None if nothing is wrong with them."""
 
 
 class GenerationEnded(WorldEvent):
@@ -271,7 +273,7 @@ class GenerationEnded(WorldEvent):
     reason: str
     exits: tuple[NodeExit, ...] = ()
     sealed_step: int = -1
-    """Of its newest checkpoint of which every part was in reach at this moment, -1 for none."""
+    """Step of its newest checkpoint of which every part was in reach at this moment, -1 for none."""
     pending: bool = False
     """Hardly anything could be asked (nodes or storage did not answer): :class:`GenerationSealed` follows."""
     shared: bool = False
@@ -312,7 +314,7 @@ class StrideChanged(WorldEvent):
     stride: int
     seconds_per_step: float
     lag_s: float
-    """From a snapshot's completion until its peer has it."""
+    """Seconds from a snapshot's completion until its peer has it."""
 
 
 class StorageWritten(WorldEvent):
@@ -348,7 +350,7 @@ class Decided(WorldEvent):
     place: StackLocation | None = None
     """The place of the fault by the stacks."""
     localise_s: float = 0.0
-    """From detection until the verdict."""
+    """Seconds from detection until the verdict."""
     carried_out: bool = True
     """False in observe mode."""
 
@@ -480,7 +482,7 @@ class StandbyChanged(Event):
     node: str
     stage: StandbyStage
     reason: str = ""
-    """Of a rehearsal that failed or was not possible."""
+    """Why a rehearsal failed or was not possible."""
     took_s: float = 0.0
     """That the rehearsal took, if it is over."""
     loaded: int = 0
@@ -523,7 +525,7 @@ class IncidentClosed(WorldEvent):
     generation: int
     step: int
     recover_s: float | None
-    """From the verdict until that step; None if training went on by itself, or if it is not known."""
+    """Seconds from the verdict until that step; None if training went on by itself, or if it is not known."""
     stages: dict[str, float] = {}
     """Seconds from the fault until that step, by stage, in order; none if another controller began."""
 
@@ -590,7 +592,7 @@ class RunEnded(Event):
     code: int
     reason: str
     final: bool = True
-    """For good; else the same job may be started again and goes on from here."""
+    """Whether the end is for good; else the same job may be started again and goes on from here."""
     preempted: bool = False
     """Slurm has taken its nodes for another job."""
     requeued: bool = False

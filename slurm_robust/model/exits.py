@@ -14,11 +14,11 @@ class WorkerError(Record):
     type: str
     message: str
     file: str = ""
-    """Of the innermost frame in the user's own code (not in site-packages): so the same bug has the same
+    """File of the innermost frame in the user's own code (not in site-packages): so the same bug has the same
     signature on every rank.
     """
     line: int = 0
-    """Of that frame."""
+    """Line of that frame."""
     traceback: str = ""
     full: str = ""
     """If a write failed for want of room: mount point of the node's own file system that had none left."""
@@ -48,7 +48,7 @@ class WorkerExit(Record):
     oom: str = ""
     """The kernel had killed it, or a child, for want of memory: how that is known."""
     taken: str = ""
-    """Of rank 0: which other process listened on its ``MASTER_PORT``."""
+    """For rank 0: which other process listened on its ``MASTER_PORT``."""
 
     @property
     def failed(self) -> bool:

@@ -64,7 +64,7 @@ class Writer(str, Enum):
     """Whoever has, or had, a job on this node."""
 
     USER = "any user"
-    """Everybody who can run a process on this node."""
+    """All users who can run a process on this node."""
 
     @property
     def is_user(self) -> bool:

@@ -90,7 +90,7 @@ class Diagnosis(Record):
     suspects: tuple[str, ...] = ()
     """Nodes that failed by themselves, not only together with another one."""
     reason: str = ""
-    """For people."""
+    """The reason, for people."""
     left_out: dict[str, str] = {}
     """Tests that could not run, with the reason."""
 
@@ -269,7 +269,7 @@ class StackLocation(Record):
     step: int
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
-    """Of these ranks."""
+    """The nodes of these ranks."""
     stack: str = ""
     """What the ranks did there."""
 

@@ -51,7 +51,7 @@ class InspectionSpec(Record):
     """How often agents check their nodes while the training runs, in seconds."""
 
     kernel_s: float
-    """From a line in the kernel's log until it is judged."""
+    """Seconds from a line in the kernel's log until it is judged."""
     gpu_s: float
     network_s: float
     node_s: float
@@ -75,7 +75,7 @@ class JobSpec(Record):
     preload: tuple[str, ...]
     heartbeat_s: float
     beacon_s: float
-    """Between two beacons; 0 for none."""
+    """Seconds between two beacons; 0 for none."""
     takeover_s: float
     """Silence of the controller after which an agent asks whether its host is dead; 0: never."""
     kill_wait_s: float

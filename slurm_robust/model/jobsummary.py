@@ -16,10 +16,10 @@ import msgspec
 from slurm_robust.model.record import UNREADABLE, Record
 
 FORMAT = 1
-"""Of both records. Later releases raise it when a reader of this one would misread them."""
+"""Version of both records. Later releases raise it when a reader of this one would misread them."""
 
 MAX_BYTES = 512 * 1024
-"""Of the file."""
+"""Largest size of the file."""
 
 MAX_INCIDENTS = 1000
 """The newest ones; a job that has more tells how many it leaves out."""
@@ -58,7 +58,7 @@ class IncidentSummary(Record):
     """That were blamed."""
     detail: str = ""
     recover_s: float | None = None
-    """From the decision to the first new step."""
+    """Seconds from the decision to the first new step."""
     lost_node_s: dict[str, float] = {}
     """Node-seconds by class of time, productive ones left out."""
 
@@ -69,7 +69,7 @@ class JobSummary(Record):
     format: int
     job_id: int
     node: str
-    """Of the controller that wrote it: the epilog of this node reads it."""
+    """Node of the controller that wrote it: the epilog of this node reads it."""
     t: float
     """When it was written."""
     version: str = ""
@@ -78,7 +78,7 @@ class JobSummary(Record):
     training: str = ""
     """The name of the training of which the job is a chapter, "" for none."""
     submitted: float | None = None
-    """Of the job's first run."""
+    """When the job's first run was submitted."""
     started: float | None = None
     ended: float | None = None
     """None while the job goes on."""
@@ -121,7 +121,7 @@ class SpooledSummary(Record):
     t: float
     """When, by that node's clock."""
     started: float | None
-    """Of the run that ended; None if Slurm does not tell."""
+    """When the run that ended was started; None if Slurm does not tell."""
     nodes: str
     """A hostlist of the nodes of the run, "" if Slurm does not tell."""
     summary: JobSummary

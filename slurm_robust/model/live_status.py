@@ -202,7 +202,7 @@ class LiveStatus(Record, kw_only=True):
     ettr: float | None = None
     """Since the job's first start."""
     ettr_hour: float | None = None
-    """Of the last hour."""
+    """ETTR of the last hour."""
     ettr_age_s: float | None = None
     """Since both were computed from the journal."""
     totals: JobTotals | None = None
@@ -224,7 +224,7 @@ class LiveStatus(Record, kw_only=True):
     final: bool = False
     """The controller has ended in order; the job may be requeued."""
     code: int | None = None
-    """With what the job ends for good."""
+    """The exit code with which the job ends for good."""
 
 
 class NotALiveStatus(ValueError):

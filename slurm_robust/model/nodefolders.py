@@ -2,7 +2,7 @@
 
 ``srobust-<uid>-<run id>``, and what it is for: ``-copies`` holds copies of checkpoints, which the job may go
 on from after a requeue. A run id begins with the job's id, so root's hooks and the user's later jobs know
-whose a folder is. Anybody may make such a name: its owner has to be checked, too.
+whose a folder is. Any user may make such a name: its owner has to be checked, too.
 """
 
 from __future__ import annotations

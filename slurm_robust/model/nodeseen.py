@@ -11,7 +11,7 @@ Counters = dict[str, dict[str, int]]
 """Error counters by name, by device (``gpu0``, ``mlx5_0/1``, ``eth0``)."""
 
 MAX_BYTES = 256 * 1024
-"""Of one file."""
+"""Largest size of one file."""
 
 
 class HookSeen(Record):

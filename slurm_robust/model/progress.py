@@ -128,4 +128,4 @@ class Traffic(Record):
     pause_s: float = 0.0
     """The longest such time before, which ended by itself."""
     talked_s: float = 0.0
-    """From the first traffic to the newest."""
+    """Seconds from the first traffic to the newest."""

@@ -21,7 +21,7 @@ class Rehearsal(Record):
     """The newest rehearsal on a node."""
 
     number: int
-    """Of the order that it carries out."""
+    """Number of the order that it carries out."""
     state: RehearsalState
     reason: str = ""
     """Why it failed or was not possible; one line."""

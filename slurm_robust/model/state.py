@@ -25,7 +25,7 @@ left out, so that no two controllers ever write checkpoints of one name.
 """
 
 _MAX_OF_IT = 0.5  # of a run's time
-_NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
+_NEAR_S = 600.0  # hardly any job has Slurm warn earlier before a time limit
 
 
 class JobState(Record, dict=True):

@@ -56,7 +56,7 @@ class World(Record, dict=True):
 
     nproc_per_node: int = 1
     first_unused_generation: int = 0
-    """Lower numbers may be taken: the controller before may have launched some that this one never saw."""
+    """Lower numbers may be taken: the earlier controller may have launched some that this one never saw."""
     slots: tuple[str, ...] = ()
     generation: int = 0
     trained_on: tuple[str, ...] = ()

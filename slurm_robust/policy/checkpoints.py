@@ -65,7 +65,9 @@ needs. After TERM the journal has to hold the end before Slurm kills us (KillWai
 """
 
 LAST_STORE_S = 20.0
-"""For the last write before the end of the run: of the minute or two since Slurm's warning much is over."""
+"""Seconds for the last write before the end of the run: of the minute or two since Slurm's warning much is
+over.
+"""
 
 WRITE_S = 60.0
 """Steps are written within this time, or the next interval's are (longer with longer intervals)."""

@@ -15,7 +15,7 @@ MAX_STEPS = 12
 
 
 def tells(state: JobState) -> bool:
-    """Return whether a job can be gone on from: it has run, or has itself gone on from another one."""
+    """Return whether another job can go on from this one: it has run, or has itself gone on from one."""
     return state.world.generation > 0 or state.continued is not None
 
 

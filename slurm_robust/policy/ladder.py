@@ -44,9 +44,9 @@ class Unexplained(Record):
     """A failure by its outward sign."""
 
     signature: Signature
-    """To recognise it."""
+    """What it is recognised by."""
     reason: str
-    """For people."""
+    """The reason, for people."""
 
 
 def unexplained(fault: Fault) -> Unexplained:

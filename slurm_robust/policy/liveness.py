@@ -28,10 +28,10 @@ OBSERVERS = 3
 """Other nodes that probe the same kernel: a broken path from the controller is no broken node."""
 
 PROVEN_S = 180.0
-"""For how long a kernel that has answered a probe is expected to answer the next ones, too."""
+"""How long a kernel that has answered a probe is expected to answer the next ones, too."""
 
 PROVE_EVERY_S = 60.0
-"""Between two probes of a node that lives. They show which probes this site lets through."""
+"""Seconds between two probes of a node that lives. They show which probes this site lets through."""
 
 AGENTS_PER_SECOND = 10_000
 """Beacons that a controller takes in a second. With more agents each sends fewer."""
@@ -74,7 +74,7 @@ class Probing(Record):
     unanswered: tuple[str, ...] = ()
     """Observers that have got an answer of their control, and none of the suspect."""
     answered: bool = False
-    """Whether anybody has got an answer."""
+    """Whether any probe has got an answer."""
 
     @property
     def is_unanimous(self) -> bool:

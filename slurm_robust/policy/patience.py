@@ -62,7 +62,7 @@ def borrowing_s(sources: int, wait_s: float, timeout_s: float, nodes: int) -> fl
 # -- workers that die slowly -------------------------------------------------------------------------
 
 MARGIN_S = 2.0
-"""Beyond grace and kill wait, for orders and answers to travel."""
+"""Seconds beyond grace and kill wait, for orders and answers to travel."""
 
 STILL_S = 30.0
 """A killed worker at which nothing has moved for so long is stuck."""
@@ -91,7 +91,9 @@ OWNER_S = 1.5
 """The owner's TERM is obeyed after this time, while no order to Slurm is on its way."""
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 16.0
-"""Between two attempts, of which each waits up to 20 s itself: doubled from the first to the second."""
+"""Seconds between two attempts, of which each waits up to 20 s itself: doubled from the first to the
+second.
+"""
 
 LOST_S = 180.0
 """An attempt without an answer for this long is lost; its commands are bounded, and take less."""

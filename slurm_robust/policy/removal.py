@@ -27,7 +27,7 @@ class Stock(Record):
     generation: int = 0
     """The newest that the holder has launched."""
     restored: CheckpointId | None = None
-    """With which it began."""
+    """The checkpoint with which it began."""
     waiting: str = ""
     """The id of a job that waits for nodes, or has just begun, and will go on from here; "" for none."""
     finished: bool = False

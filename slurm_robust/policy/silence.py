@@ -131,7 +131,7 @@ class Silence(Record):
 
     nodes: tuple[str, ...]
     cause: str = ""
-    """Of all of them together; "" if each speaks for itself."""
+    """The cause of all of them together; "" if each speaks for itself."""
 
 
 def judge(

@@ -22,13 +22,13 @@ CANDIDATES = 28
 """In a large job only the first nodes, as Slurm lists them, read the journal to learn whether they vote."""
 
 PROBE_S = 1.0
-"""For how long a kernel is probed."""
+"""How long a kernel is probed, in seconds."""
 
 ASK_EVERY_S = 10.0
-"""Between two questions to Slurm about a host that answers."""
+"""Seconds between two questions to Slurm about a host that answers."""
 
 AGAIN_S = 1.0
-"""Between two rounds of a voter."""
+"""Seconds between two rounds of a voter."""
 
 FRESH_S = 20.0
 """Votes that were cast this far apart belong to one silence."""
@@ -37,7 +37,7 @@ TURN_S = 12.0
 """What a voter leaves to each one before it: the start of a controller on a busy machine."""
 
 UNANSWERED_S = 180.0
-"""For a host that answers to bring its controller back; its supervisor waits for a minute at most."""
+"""Seconds for a host that answers to bring its controller back; its supervisor waits for a minute at most."""
 
 MAX_CONTROLLERS = 3
 """Controllers that one agent starts."""

@@ -126,7 +126,7 @@ class Gate(Attendant):
         """``agents``: how many descriptors are kept for them."""
         served.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
         events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        # Never full: ZeroMQ would wait for us before it serves anybody.
+        # Never full: ZeroMQ would wait for us before it serves any peer.
         events.rcvhwm = 0
         events.linger = 0
         events.connect(_MONITOR)

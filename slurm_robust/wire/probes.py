@@ -20,7 +20,9 @@ from typing import TypeAlias
 from slurm_robust.model.probes import Answers, ProbeTarget
 
 EVERY_S = 0.1
-"""Between two probes of one node: each is new, since a lost one is repeated by TCP only after a second."""
+"""Seconds between two probes of one node: each is new, since a lost one is repeated by TCP only after a
+second.
+"""
 
 _RARELY_S = 0.35
 

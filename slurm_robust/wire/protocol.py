@@ -22,7 +22,7 @@ from types import MappingProxyType
 from slurm_robust.wire.messages import FromController, Load, Rehearse
 
 PROTOCOL = 1
-"""Of this release. 0 is that of peers that do not name any."""
+"""The version of this release. 0 is that of peers that do not name any."""
 
 SINCE: Mapping[type[FromController], int] = MappingProxyType({Load: 1, Rehearse: 1})
 """The first version with each message; the others are in all.

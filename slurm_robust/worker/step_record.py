@@ -146,8 +146,8 @@ class StepRecord:
     Writers: the agent only :meth:`request_checkpoint`, :meth:`set_stride` and :meth:`set_flush`; the
     worker's optimizer hook only :meth:`count_optimizer_step`; the thread that reserves memory for snapshots
     only :meth:`reserving`; the worker's script :meth:`set_phase`; its ``Checkpointer`` also does that, and
-    all else. Each calls from one thread at a time. Anybody in the
-    worker may :meth:`mark`, and anybody may read.
+    all else. Each calls from one thread at a time. Any code in the worker may :meth:`mark`, and any process
+    may read.
     """
 
     def __init__(self, mapping: mmap.mmap, path: Path) -> None:

@@ -179,7 +179,7 @@ class Zygote:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
-            # The child does it as well: whoever is first, the group exists before anybody signals it.
+            # The child does it as well: whoever is first, the group exists before any process signals it.
             os.setpgid(pid, pid)
         except (PermissionError, ProcessLookupError):
             pass  # it was first and has executed another program, or has ended
@@ -410,7 +410,9 @@ _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it ``torch.cuda.is_available()`` asks NVML instead of starting the driver (PyTorch, notes on CUDA)."""
+"""If it is set, ``torch.cuda.is_available()`` asks NVML instead of starting the driver (PyTorch, notes on
+CUDA).
+"""
 
 
 def has_started_driver() -> bool:

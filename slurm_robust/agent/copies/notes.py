@@ -11,7 +11,7 @@ from slurm_robust.util.threads import start_thread
 
 _NOTE_EVERY_S = 600.0
 _AGAIN_S = 0.5
-"""Between the error of a thread and its next start."""
+"""Seconds between the error of a thread and its next start."""
 
 
 class Notes:

@@ -34,7 +34,9 @@ from slurm_robust.wire.messages import Launch, Phase, Save
 from slurm_robust.wire.network import bind_free, interface_of, speed_of
 
 PEER_SHARE = 0.25
-"""Of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the copies."""
+"""The share of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the
+copies.
+"""
 
 
 class CopyNews(Record):

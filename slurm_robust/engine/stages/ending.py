@@ -33,7 +33,7 @@ from slurm_robust.policy import decide
 from slurm_robust.wire.messages import Phase, Shutdown
 
 AT_ONCE_S = 1.0
-"""For the agents' end after a second order to leave."""
+"""Seconds for the agents' end after a second order to leave."""
 
 
 class Fate(Record):
@@ -218,7 +218,7 @@ class Observing:
 
 
 def _go_on_stopping(begun: ev.StopStarted) -> ToStopping:
-    """Return to the stage of the controller before, with what is known of the fault."""
+    """Return to the stage of the earlier controller, with what is known of the fault."""
     fault = Fault(symptom=begun.symptom, detail=begun.reason) if begun.symptom is not None else None
     return ToStopping(reason=begun.reason, fault=fault)
 

@@ -220,7 +220,7 @@ class Gathering:
     def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
         """Return the nodes among ``nodes`` without an agent for which the wait is over."""
         if self._expected and self._start:
-            return Unstarted()  # those of the controller before may come yet
+            return Unstarted()  # agents of the earlier controller may come yet
         found = core.starts.check(nodes, now)
         if found.down:
             # Whatever else is wrong, they may be why: the next check is without them.

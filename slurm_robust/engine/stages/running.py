@@ -1,4 +1,4 @@
-"""From the launch orders until something ends the generation."""
+"""The stages from the launch orders until something ends the generation."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Launching:
 
 
 PROGRESS_S = 600.0
-"""Between two lines that say how far training is."""
+"""Seconds between two lines that say how far training is."""
 
 
 _NOT_SAVED = (

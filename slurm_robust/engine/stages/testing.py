@@ -17,7 +17,7 @@ from slurm_robust.policy.quick_test import format_quick, quick_answers
 from slurm_robust.util.text import count
 
 MARGIN_S = 30.0
-"""Beyond the tests' own limit, for steps to begin and end."""
+"""Seconds beyond the tests' own limit, for steps to begin and end."""
 
 
 class Testing:

@@ -37,7 +37,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
     """
     state = core.state
     if core.departure.undecided(now):
-        return None  # Slurm may be ending the run: that is no fault of anybody's
+        return None  # Slurm may be ending the run: that is no fault of any node
     if ended := core.starts.ended(state.world.slots):
         detail = "; ".join(f"the agent on {node} ended ({message})" for node, message in ended.items())
         silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)

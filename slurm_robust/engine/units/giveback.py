@@ -20,7 +20,7 @@ RESEND_S = 2.0
 STUBBORN_S = 30.0
 """An agent that does not end within this time after the order is left to Slurm, which kills it."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 900.0
-"""Between two attempts, doubled each time."""
+"""Seconds between two attempts, doubled each time."""
 LOST_S = 180.0
 """An attempt without an answer for this long is lost; its commands are bounded, and take less."""
 

@@ -37,7 +37,7 @@ MAX_SUSPECTS = 8
 """More nodes do not die in the same second by themselves."""
 
 LATE_S = 30.0
-"""Beyond the time of the probes: their answer is lost then."""
+"""Seconds beyond the time of the probes: their answer is lost then."""
 
 _AGAIN_S = 1.0
 # A kernel that was probed so often in vain while its agent spoke is one whose answers do not come through.

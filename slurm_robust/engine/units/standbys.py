@@ -24,7 +24,7 @@ MAX_TESTS = 3
 """Times that one standby begins its test: each is ended if the node is needed or training has to start."""
 
 MARGIN_S = 30.0
-"""Beyond the quick test's own limit, for steps to begin and end."""
+"""Seconds beyond the quick test's own limit, for steps to begin and end."""
 
 _REHEARSED = {
     RehearsalState.RUNNING: StandbyStage.REHEARSING,

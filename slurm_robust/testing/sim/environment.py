@@ -24,32 +24,32 @@ class SimulatedPace(Record):
 
     step_s: float = 5.0
     agent_s: tuple[float, float] = (0.8, 2.0)
-    """From srun until an agent speaks."""
+    """Seconds from srun until an agent speaks."""
     zygote_s: tuple[float, float] = (1.0, 4.0)
-    """From its start until it can fork workers."""
+    """Seconds from its start until it can fork workers."""
     fork_s: tuple[float, float] = (0.02, 0.2)
     restore_s: tuple[float, float] = (1.0, 4.0)
     term_s: tuple[float, float] = (0.05, 1.5)
-    """From SIGTERM until a worker ends."""
+    """Seconds from SIGTERM until a worker ends."""
     copy_s: tuple[float, float] = (0.05, 0.5)
-    """From a step until a peer has a node's snapshots."""
+    """Seconds from a step until a peer has a node's snapshots."""
     write_s: tuple[float, float] = (0.2, 2.0)
-    """For a node to put its parts of a checkpoint on storage."""
+    """Seconds for a node to put its parts of a checkpoint on storage."""
     slurm_s: tuple[float, float] = (0.02, 0.4)
-    """For an answer of Slurm or of storage."""
+    """Seconds for an answer of Slurm or of storage."""
     test_s: tuple[float, float] = (5.0, 15.0)
-    """For a test of nodes."""
+    """Seconds for a test of nodes."""
     peers_notice_s: tuple[float, float] | None = None
     """Seconds from the end of a rank until the others, which lost it, end too; None: they wait for it.
     """
     turn_s: float = 0.25
-    """Between two turns of a controller's loop without news."""
+    """Seconds between two turns of a controller's loop without news."""
     rest_s: float = 0.02
     """Seconds from news to its next turn; longer ones take in more news together, and are cheaper."""
     slurm_gives_up_s: float = 300.0
-    """From the death of a node until Slurm calls it DOWN (SlurmdTimeout)."""
+    """Seconds from the death of a node until Slurm calls it DOWN (SlurmdTimeout)."""
     kill_wait_s: float = 30.0
-    """From Slurm's SIGTERM to its SIGKILL (KillWait)."""
+    """Seconds from Slurm's SIGTERM to its SIGKILL (KillWait)."""
 
 
 class Environment:

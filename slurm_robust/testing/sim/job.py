@@ -64,7 +64,7 @@ SLURMCTLD = "slurmctld"
 """The node of Slurm's own controller, which no job gets."""
 
 REST_S = 2.5
-"""Between two leaps: all agents are heard once more."""
+"""Seconds between two leaps: all agents are heard once more."""
 
 RESTART_S = 1.0
 """Until the supervisor starts a controller that has died again."""
@@ -128,7 +128,7 @@ class Sim:
         self.asked: list[qs.Question[Any]] = []
         """All that controllers have asked the world outside."""
         self.code: int | None = None
-        """With which the job has ended; None while it has not, or is queued again."""
+        """The exit code of the job; None while it has not ended, or is queued again."""
         self.runs = 0
         self.refuses_requeue = False
         """Slurm requeues the job for nothing in the world (``--no-requeue``)."""

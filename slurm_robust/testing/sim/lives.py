@@ -191,7 +191,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (_warn, 1),
     (_end, 1),
 )
-"""With how often each is drawn."""
+"""The faults, with how often each is drawn."""
 
 
 def begin(seed: int, *, config: JobConfig | None = None, leap_s: float = 60.0) -> Life:
