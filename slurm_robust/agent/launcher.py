@@ -82,7 +82,7 @@ class Launcher(Protocol):
     def load(self, number: int, modules: tuple[str, ...]) -> None:
         """Have later workers begin with the ``modules`` that a fork can have imported; then LoadOver comes.
 
-        ``number``: above that of the order before, which may get no answer then. Workers that live are not
+        ``number``: above that of the last order, which may get no answer then. Workers that live are not
         touched, and whatever goes wrong, new ones can be started as before. Only after Ready.
 
         Raises ``OSError``.

@@ -89,7 +89,7 @@ class Workers(dict[int, Worker]):
 
     @classmethod
     def ordered(cls, ranks: Iterable[int]) -> Workers:
-        """Make those of a launch that was just ordered."""
+        """Make the workers of a launch that was just ordered."""
         return cls({rank: Worker(rank) for rank in ranks})
 
     @property
@@ -104,7 +104,7 @@ class Workers(dict[int, Worker]):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of all that were started."""
+        """Process ids of all workers that were started."""
         return tuple(worker.pid for worker in self.values() if worker.pid is not None)
 
     @property

@@ -29,7 +29,7 @@ class FileSystem:
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def write(self, fd: int, data: bytes) -> int:
-        """Append what there is room for; how many bytes that were."""
+        """Append what fits; return how many bytes that were."""
         return os.write(fd, data)
 
     def tail(self, fd: int, offset: int) -> bytes:
@@ -153,7 +153,7 @@ class Journal:
             self.settle(PATIENCE_S)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until storage has taken or refused what there is; whether it has taken all."""
+        """Wait until storage has taken or refused all events; return whether it has taken all."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unwritten or self._error or self._died, timeout_s)
             return not self._unwritten

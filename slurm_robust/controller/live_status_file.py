@@ -94,7 +94,7 @@ class LiveStatusFile:
         self._thread.join(CLOSE_S)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until storage has taken or refused what there is."""
+        """Wait until storage has taken or refused the newest live status."""
         with self._changed:
             return self._changed.wait_for(lambda: self._next is None and not self._busy, timeout_s)
 

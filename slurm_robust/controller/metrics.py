@@ -52,7 +52,7 @@ class About(Record):
 
     @property
     def key(self) -> str:
-        """Of the job among all that one Prometheus may see; safe as a file's name."""
+        """A name of the job among all that one Prometheus may see; safe as a file's name."""
         text = f"{self.cluster}-{self.folder}" if self.cluster else self.folder
         return "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in text)
 

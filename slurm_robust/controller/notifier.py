@@ -50,7 +50,7 @@ class Notifier:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 before there is one."""
+        """Id of the process; 0 before there is one."""
         return self._process.pid if self._process is not None else 0
 
     def keep(self) -> float:

@@ -166,7 +166,9 @@ class Others:
     """Controllers of other hosts, and the end of the run, as the job directory shows them."""
 
     def __init__(self, job: JobDirectory, after: int, start: str = "") -> None:
-        """``after``: only those with a higher epoch than this; ``start``: of ``srobust run``, "" for any."""
+        """``after``: only controllers with a higher epoch than this; ``start``: of ``srobust run``, "" for
+        any.
+        """
         self._job = job
         self._start = start
         self._asked: BackgroundCall[Any] | None = None
@@ -345,7 +347,7 @@ class Supervisor:
     def _wait(self, child: subprocess.Popen[bytes], report: int) -> tuple[int, bytes]:
         """Return the exit code of ``child``, and what it wrote to ``report``; orphans that ended are reaped.
 
-        A child that has reported the end is waited for no longer than :data:`END_S`, and killed.
+        A child that has reported the end is killed if it lives for more than :data:`END_S`.
         """
         reported, until, watched = b"", math.inf, [self._wakeup.fileno(), report]
         while (code := self._ended(child)) is None and (left := until - time.monotonic()) > 0:

@@ -181,7 +181,7 @@ def finish(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, code: int
 
 
 def revive(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lost: str) -> bool:
-    """Requeue the job without the node ``lost`` if Slurm has ended it for want of its batch script.
+    """Requeue the job without the node ``lost`` if Slurm has ended it because its batch script was gone.
 
     Slurm does so if that host was DOWN and comes back: slurmd kills what runs there (22.05.8: FAILED,
     ``JobLaunchFailure``). Returns False if there is nothing to do, or Slurm refuses.

@@ -68,7 +68,7 @@ class Tester:
     def test_standby(self, number: int, node: str, budget_s: float) -> Diagnosis:
         """Run the quick test of one standby within ``budget_s`` seconds, beside all else.
 
-        ``number``: above that of the one before. Blocks, raises nothing.
+        ``number``: above that of the last test. Blocks, raises nothing.
         """
         diagnoser = self._make_quick()
         with self._lock:

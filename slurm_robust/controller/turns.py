@@ -11,7 +11,7 @@ import zmq
 from slurm_robust.engine.clock import Now
 
 LONGEST_S = 0.25
-"""For what only time brings."""
+"""Longest time between two ticks, for what only time brings."""
 
 REST_S = 0.1
 """Seconds between two ticks of a large job: a thousand heartbeats a second need no thousand checks of

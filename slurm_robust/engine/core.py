@@ -84,7 +84,7 @@ class Core(Context):
         now: Now,
         log_rules: RuleSet | None = None,
     ) -> None:
-        """``log_rules``: for the output of workers, without them those of this package."""
+        """``log_rules``: rules for the output of workers, by default those of this package."""
         super().__init__(config, state, now, log_rules)
         self.witnesses: Final = Witnesses(self, self._on_refused)
         self.starts: Final = AgentStarts(self, self.witnesses)

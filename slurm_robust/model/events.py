@@ -605,7 +605,7 @@ class Noted(Event):
     text: str
     node: str = ""
     stood_still_s: float = 0.0
-    """For so long before ``t`` the controller did nothing: the job was suspended, or what it runs on hung."""
+    """Seconds before ``t`` in which the controller did nothing: the job was suspended, or its node hung."""
 
 
 AnyEvent: TypeAlias = (

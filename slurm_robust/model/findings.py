@@ -142,7 +142,7 @@ REMEMBERED_S = 600.0
 
 
 class Alert(Finding, kw_only=True):
-    """A failed check of a node while the training runs, from its beginning to its end."""
+    """A failed check of a node while training runs, from its beginning to its end."""
 
     number: int
     """Counts the alerts of one agent, so that each is counted once."""

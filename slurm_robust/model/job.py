@@ -48,7 +48,7 @@ class CopySpec(Record):
 
 
 class InspectionSpec(Record):
-    """How often agents check their nodes while the training runs, in seconds."""
+    """How often agents check their nodes while training runs, in seconds."""
 
     kernel_s: float
     """Seconds from a line in the kernel's log until it is judged."""

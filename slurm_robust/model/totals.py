@@ -22,11 +22,12 @@ class IncidentMark(Record):
 
 
 class JobTotals(Record):
-    """Of all its runs and controllers. Counts only grow while the job lives."""
+    """Counts of all its runs and controllers, which only grow while the job lives."""
 
     classes: dict[str, float]
     """Seconds of each class of the ledger, as of the newest ETTR; none before the first. What is known later
-    may move some from one class to another."""
+    may move some from one class to another.
+    """
     incidents: dict[str, int]
     """By symptom."""
     actions: dict[str, int]

@@ -2,7 +2,7 @@
 
 An incident is open until the first new step, and another fault may come before that: it adds signs and
 actions, but the blame for the first one stays. A verdict that only knows more of the same fault takes the
-place of the one before.
+place of the earlier verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_of_another(first: Verdict, later: Verdict) -> bool:
 
 
 def leading(verdicts: Sequence[Verdict]) -> tuple[Verdict | None, tuple[Verdict, ...]]:
-    """Return the one on the fault that began the incident, and those on others, in order."""
+    """Return the verdict on the fault that began the incident, and the verdicts on others, in order."""
     lead: Verdict | None = None
     others: list[Verdict] = []
     for verdict in verdicts:

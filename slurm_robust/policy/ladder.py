@@ -266,7 +266,7 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 # dead or held in the kernel speaks against its node immediately.
 
 SAME_STEP = 1
-"""Ranks that hang at the same step may differ in whether they have reported the one before."""
+"""Ranks that hang at the same step may differ in whether they have reported the earlier step."""
 
 
 def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:

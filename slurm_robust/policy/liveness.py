@@ -86,7 +86,7 @@ class Probing(Record):
 def choose_observers(
     node: str, others: Collection[str], own: str, leaves: Mapping[str, str]
 ) -> dict[str, str]:
-    """Choose those of ``others``, which are all heard, that probe ``node`` too, each with its control.
+    """Choose which of ``others``, all of them heard, probe ``node`` too, each with its control.
 
     Behind other switches than ``node`` and the controller first. The agent on ``own``, the controller's node,
     sees what the controller sees. A control is a node that lives: who does not reach it proves nothing.

@@ -29,7 +29,7 @@ def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, l
     same job was requeued.
 
     The slots go before the spares, because another number of ranks trains differently. So a run keeps the
-    slots of the one before while it has the nodes. A user changes them by a new job with ``nodes`` or with
+    slots of the earlier run while it has the nodes. A user changes them by a new job with ``nodes`` or with
     more nodes than slots and spares, and by a run with fewer nodes than slots.
     """
     if nodes is not None:

@@ -105,7 +105,7 @@ def enough_waited(
     given_up: bool,
     repeated_s: float = 0.0,
 ) -> str:
-    """Say why nodes that fell silent together are waited for no longer, "" while they are.
+    """Say why the wait for nodes that fell silent together is over, "" while it is not.
 
     ``standbys``: that are heard; ``given_up``: Slurm itself has given up all of ``silent``; ``repeated_s``:
     seconds of training that going on without them repeats, since the newest copies are on them. To wait as

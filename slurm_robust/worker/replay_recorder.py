@@ -48,7 +48,7 @@ def record_steps(environ: Mapping[str, str]) -> None:
 
 
 def _gradients(step: int, optimizer: torch.optim.Optimizer) -> Gradients:
-    """Sum up those of all parameters in the order in which the optimizer has them."""
+    """Sum up the gradients of all parameters in the order in which the optimizer has them."""
     digest, is_finite = xxhash.xxh3_128(), True
     for gradient in _local(p.grad for group in optimizer.param_groups for p in group["params"]):
         # Each of its own length, so that a gradient that is missing moves no other into its place.

@@ -20,11 +20,10 @@ The file has these areas, each with one writer, little-endian, 896 bytes in all:
     704  names    8 times 24 bytes (UTF-8) of ``spent``, in the order of first use    (worker writes)
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
-number; the reader takes the slot with the higher number whose CRC is right. A slot that is being
-written, or was left half written by a killed worker, fails its CRC and the one before it counts. The
-request is one aligned 8-byte store, and so are a mark, the time of a reservation and the seconds of a
-name, which is written before them. Phases are rare, so their writer keeps nothing: it
-reads what is there.
+number; the reader takes the slot with the higher number whose CRC is right. A slot that is being written, or
+was left half written by a killed worker, fails its CRC and the earlier record counts. The request is one
+aligned 8-byte store, and so are a mark, the time of a reservation and the seconds of a name, which is written
+before them. Phases are rare, so their writer keeps nothing: it reads what is there.
 """
 
 from __future__ import annotations
@@ -361,7 +360,7 @@ class StepRecord:
     def start_phases(self) -> dict[str, float]:
         """Seconds of the phases of the worker's start that are over (:mod:`slurm_robust.model.startup`).
 
-        The first begins with this record. Each goes on from the one before it in time: a script need not keep
+        The first begins with this record. Each goes on from its predecessor in time: a script need not keep
         to their order.
         """
         found: dict[str, float] = {}

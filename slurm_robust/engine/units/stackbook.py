@@ -40,7 +40,7 @@ class StackBook:
 
     @property
     def limit_s(self) -> float:
-        """For how long answers are waited for."""
+        """How long to wait for answers, in seconds."""
         return self.budget_s + TRAVEL_S
 
     def ask(self, generation: int, nodes: Sequence[str], now: float, native: tuple[int, ...] = ()) -> None:

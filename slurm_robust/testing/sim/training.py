@@ -46,7 +46,7 @@ class Rank:
 
     @property
     def generation(self) -> int:
-        """Of the launch."""
+        """The generation of the launch."""
         return self.launch.generation
 
     def progress(self, now: float) -> Progress:
