@@ -105,9 +105,7 @@ def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
 
 
 def make_plan(files: Mapping[str, str], wish: HookSettings) -> SlurmConfChange:
-    """Plan the change of ``files``: the main one first, as by :func:`read_all`. Our own change is made
-    anew.
-    """
+    """Plan the change of ``files``: main one first, as by :func:`read_all`. Our own change is made anew."""
     main = next(iter(files))
     plain = {name: revert(text) for name, text in files.items()}
     known = {statement.key.lower(): statement for statement in statements(plain, main)}

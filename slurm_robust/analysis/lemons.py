@@ -225,9 +225,7 @@ def least_ratio(blame: float, means: Mapping[int, float]) -> float:
 
 
 def _solve(rising: Callable[[float], float], value: float) -> float:
-    """Find the argument at which a function that rises from 0 to 1 takes ``value``, to a part in a
-    thousand.
-    """
+    """Find the argument at which a function rising from 0 to 1 takes ``value``, to one in a thousand."""
     low, high = 0.0, 1.0
     while rising(high) < value:
         low, high = high, high * 2

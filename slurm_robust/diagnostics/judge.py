@@ -200,8 +200,7 @@ def _by_themselves(
 def _with_others(
     pairs: Sequence[DiagnosticRound], answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Return a round in which nodes that failed with both neighbours each meet a good node that is new to
-    them.
+    """Return a round in which nodes that failed with both neighbours each meet another, good node.
 
     It clears a good node between two bad ones, and one that had bad luck twice. A node that was only slow,
     or has measured nothing, meets a neighbour again if there is no other node; one that finds no partner

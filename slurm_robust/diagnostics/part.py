@@ -80,7 +80,7 @@ def died(text: str) -> Measurement:
 
 
 def late(limit_s: float, what: str = "") -> Measurement:
-    """Return that ``what`` had no result within ``limit_s`` seconds, with this node's load, perhaps the
+    """Return that ``what`` had no result within ``limit_s`` seconds, with this node's load, a likely
     cause.
     """
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

@@ -1,6 +1,4 @@
-"""The places in which parts of tests run: on a Slurm job's nodes, as a step beside the others, or on this
-node.
-"""
+"""The places in which parts of tests run: on a job's nodes, as a step beside the others, or on this node."""
 
 from __future__ import annotations
 

@@ -35,8 +35,6 @@ class IndexRefused(SrobustError):
 
 
 class IndexAway(SrobustError):
-    """The database has not answered for as long as we wait. The write did not happen and can be tried
-    again.
-    """
+    """The database has not answered for as long as we wait. A write can be repeated."""
 
     exit_code = ExitCode.SLURM

@@ -58,9 +58,7 @@ class XidEvents:
         self._nvml.close()
 
     def within(self, timeout_s: float) -> Iterator[XidEvent]:
-        """Yield events for at most ``timeout_s``, as they come. Raises ``RuntimeError`` if the driver
-        fails.
-        """
+        """Yield events for ``timeout_s``, as they come. Raises ``RuntimeError`` if the driver fails."""
         api = self._nvml.api
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:

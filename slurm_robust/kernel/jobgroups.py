@@ -106,9 +106,7 @@ def _roots(host: Host) -> Iterator[str]:
 
 
 def _scopes(host: Host, parent: str, depth: int) -> Iterator[str]:
-    """Yield slurmstepd's scopes in slices (CgroupSlice), not in users' services, where users can make
-    some.
-    """
+    """Yield slurmstepd's scopes in slices (CgroupSlice), but not in users' services."""
     for name in host.names(parent):
         if re.fullmatch(_SCOPE, name):
             yield f"{parent}/{name}"

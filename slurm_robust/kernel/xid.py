@@ -154,9 +154,7 @@ def parse_switch(text: str) -> KernelEvent | None:
 
 
 def rule(code: int, severity: str = XidSeverity.PLAIN.value) -> XidRule:
-    """Return what an XID means for the node. A code that is not in the table is worth attention and no
-    more.
-    """
+    """Return what an XID means for the node. An unknown code is worth attention and no more."""
     severity = XidSeverity(severity)
     # Here: most nodes never have an XID to judge.
     from slurm_robust.kernel import catalog

@@ -81,9 +81,7 @@ class Account:
         self._is_training = False
 
     def stand_still(self, begin_ms: int, end_ms: int) -> None:
-        """Note that the job was suspended then, whatever will be written over it. Call it in order of
-        time.
-        """
+        """Note that the job was suspended then, whatever is written over it. Call it in order of time."""
         self._still.append((begin_ms, end_ms))
 
     def stood_still_ms(self, until_ms: int) -> int:

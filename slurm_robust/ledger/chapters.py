@@ -69,8 +69,8 @@ def _between(begin_ms: int, end_ms: int, last: Span, step: int) -> Span:
 
 
 def _repeated(chapters: Sequence[Ledger], journals: Sequence[Sequence[ev.AnyEvent]]) -> int | None:
-    """Return the repeated steps; None if the script does not number its steps and was started more than once,
-    in whatever job.
+    """Return the repeated steps; None if the script does not number its steps and was started more than
+    once.
     """
     starts = [event for events in journals for event in events if isinstance(event, ev.FirstStep)]
     if len(starts) > 1 and not all(event.reported for event in starts):

@@ -170,9 +170,7 @@ def _take(wish: ContinueOptions, here: Here) -> Started:
 
 
 def _check_readable(training: TrainingDirectory) -> None:
-    """Refuse what cannot be read: whether the job that wrote it still runs is unknown then. Raises
-    PreflightError.
-    """
+    """Refuse what cannot be read: the job that wrote it may still run. Raises PreflightError."""
     if (path := training.unreadable()) is not None:
         raise PreflightError(
             f"{path}, which says what job took training {training.name} last, cannot be read: storage lost "

@@ -135,8 +135,7 @@ def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, na
 
 
 def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_run: bool) -> tuple[str, ...]:
-    """Check that no other user can exchange the parts of the job directory that are there. Raises
-    PreflightError.
+    """Check that no other user can exchange existing parts of the job directory. Raises PreflightError.
 
     Returns warnings: about a group that may write above its directory; and in a ``later_run`` of a job, which
     was accepted once, of all that is wrong there.

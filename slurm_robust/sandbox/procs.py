@@ -68,9 +68,7 @@ def pid_namespace(pid: int) -> int | None:
 
 
 def members(init_pid: int) -> tuple[int, ...]:
-    """Return all processes in the PID namespace whose PID 1 is ``init_pid``, that included; no deeper
-    ones.
-    """
+    """Return all processes in the PID namespace whose PID 1 is ``init_pid``, that included; none deeper."""
     namespace = pid_namespace(init_pid)
     if namespace is None:
         return ()

@@ -352,9 +352,7 @@ _SPANK = ("SLURM_SPANK_", "_SLURM_SPANK_")
 
 
 def step_environment(environ: Mapping[str, str], request: StepRequest) -> dict[str, str]:
-    """Return srun's environment: ``environ`` without variables that would change the step, plus the
-    request's.
-    """
+    """Return srun's environment: ``environ`` without what would change the step, plus the request's."""
     kept = {
         name: value
         for name, value in environ.items()

@@ -152,9 +152,7 @@ def settings_of_borrower(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_over(client: SlurmClient, job_id: int, run: int) -> bool:
-    """Return whether Slurm says that ``run`` (SLURM_RESTART_COUNT) of the job has ended. Raises
-    ``SlurmError``.
-    """
+    """Return whether ``run`` (SLURM_RESTART_COUNT) of the job has ended, by Slurm. Raises ``SlurmError``."""
     try:
         job = client.job(job_id)
     except JobNotFound:

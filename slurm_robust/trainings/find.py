@@ -136,9 +136,7 @@ def no_such_training(name: str, root: str | None, text: str) -> NoSuchJob:
 
 
 def moved_aside(root: Path, name: str) -> tuple[str, ...]:
-    """Return the folders in ``root`` of trainings ``name`` that made room for a new one; none if
-    unreadable.
-    """
+    """Return the folders in ``root`` of trainings ``name`` that made room for a new one, if readable."""
     try:
         every = trainings(root)
     except OSError:

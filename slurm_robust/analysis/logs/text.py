@@ -33,9 +33,7 @@ _ZERO = re.compile(
 
 
 def canonical(text: str) -> str:
-    """Return the line as all releases of its program would write it, without failures that it counts as
-    none.
-    """
+    """Return the line as all releases of its program write it, without failures that it counts as none."""
     if "=0" in text:
         text = _ZERO.sub("", text)
     return _NCCL_FUNCTION.sub(r"\1 ", text, count=1) if ") NCCL WARN " in text else text

@@ -196,8 +196,7 @@ def _is_bad(value: float | None) -> bool:
 
 
 def where_it_began(records: Sequence[Progress]) -> str:
-    """Return the ranks on which the loss is not finite, and the one with the earliest step of that; "" if it
-    is finite.
+    """Return which ranks' loss is not finite, and on which one it began; "" if all are finite.
 
     The rank that was heard first may not be the one on which it began: each rank records its own first bad
     step.
