@@ -171,7 +171,6 @@ def test_without_any_node_to_borrow_the_job_is_requeued(site: Site) -> None:
     assert f"no node from reservation {NAME}" in report
 
 
-@pytest.mark.soak
 def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site) -> None:
     expected = undisturbed(2, f"{TINY} 0")
     job = site.submit(step_s=0.3)
