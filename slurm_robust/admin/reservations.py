@@ -34,7 +34,7 @@ def end_reservation(
         except (CommandFailed, ReservationInUse):
             if clock() > deadline:
                 raise
-        # Jobs that wait in it as well: each would take the nodes of one that ends.
+        # Pending jobs in it, too: each would take the nodes of a job that ends.
         for job in slurm.jobs():
             if job.reservation == name:
                 slurm.cancel(job.job_id)

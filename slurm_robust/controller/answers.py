@@ -27,6 +27,7 @@ from slurm_robust.controller.turns import ClockWatch
 from slurm_robust.engine import questions as qs
 from slurm_robust.evidence import bundle
 from slurm_robust.jobdir import owner
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
@@ -95,7 +96,7 @@ def allocation_answers(requeuer: Requeuer, shrinker: Shrinker, borrower: Borrowe
     def borrow(asked: qs.BorrowNodes, tell: Tell) -> qs.Settled:
         assert borrower is not None  # there are sources
 
-        def submitted(job_id: int, source: Any) -> None:
+        def submitted(job_id: int, source: CompanionPool) -> None:
             tell(qs.SubmittedCompanion(job_id=job_id, source=source))
 
         tell(borrower.borrow(asked.sources, asked.missing, asked.exclude, submitted, some=asked.some))

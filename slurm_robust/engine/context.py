@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,7 +35,8 @@ class Context:
     """The job as the controller knows it now.
 
     The units of the core (agent starts, checkpoints, monitor …) and the stages share one. They read it; they
-    change the job only by :meth:`record`, and what is outside only by :meth:`emit` and :meth:`send`.
+    change the job only by :meth:`record`, and what is outside only by :meth:`ask`, :meth:`send` and
+    :meth:`emit`.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class Context:
         replaces the question's own bound. If there is no ``then``, a failure is written down as
         ``StageDone``; lateness is not.
         """
-        due = now.mono + (question.within_s if within_s is None else within_s)
+        bound_s = question.within_s if within_s is None else within_s
         self._number += 1
-        self._pending[self._number] = PendingAnswer(question, now.mono, due, then)
+        self._pending[self._number] = PendingAnswer(question, bound_s, now.mono + bound_s, then)
         self.emit(Ask(number=self._number, question=question))
 
     def hear(self, number: int, answer: object, now: Now) -> None:
@@ -186,8 +186,8 @@ class Context:
     def report_overdue(self, now: Now) -> None:
         """Tell askers whose answer is overdue; an answer that comes later is passed on all the same."""
         for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
-            within_s, pending.due = pending.due - pending.asked, math.inf
-            pending.hear(NoAnswer(reason=f"no answer within {within_s:g} s", late=True), now)
+            reason = f"no answer within {pending.within_s:g} s"
+            pending.hear(NoAnswer(reason=reason, late=True), now)
 
     def send(self, node: str, message: msg.FromController) -> None:
         """Send to one agent."""

@@ -55,8 +55,8 @@ class Stage(Protocol):
     """One phase of a job's life.
 
     ``enter`` is called once; ``step`` after every input and tick, and returns what comes next or None to
-    stay. A stage reads the core and acts only through its methods ``record``, ``send``, ``emit``, ``note``
-    and the methods that the core and its units offer to stages; it sets none of their attributes.
+    stay. A stage reads the core and acts only through its methods ``record``, ``ask``, ``send``, ``emit``,
+    ``note`` and the methods that the core and its units offer to stages; it sets none of their attributes.
     """
 
     def enter(self, core: Core, now: Now) -> None:

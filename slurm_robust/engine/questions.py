@@ -42,15 +42,15 @@ class Question(Record, Generic[A]):
 
 
 class NoAnswer(Record):
-    """There is no answer, for this reason. It says nothing of what was asked about."""
+    """There is no answer, for this reason, which says nothing about what was asked."""
 
     reason: str
     fix: str = ""
-    """What whoever reads the reason may do."""
+    """What the reader of the reason can do."""
     late: bool = False
     """It did not come within the time; it may yet come."""
     is_error: bool = False
-    """What should have answered has an error of its own."""
+    """The function that answers has raised an unexpected error."""
 
 
 class StageOver(Record):
@@ -70,14 +70,14 @@ class PendingAnswer(Generic[A]):
     """A question that was asked."""
 
     question: Question[A]
-    asked: float
-    """Monotonic time."""
+    within_s: float
+    """Its bound."""
     due: float
     """Monotonic time after which an answer is late."""
     then: Callable[[A | NoAnswer, Now], None] | None = None
     """Hears each answer, and the time of it."""
     is_heard: bool = False
-    """An answer has come."""
+    """The asker was told something."""
 
     def hear(self, answer: A | NoAnswer, now: Now) -> None:
         """Take an answer in."""
