@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -184,7 +185,7 @@ def test_a_users_vfork_is_not_a_process_that_cannot_be_killed(tmp_path: Path) ->
         "path = [(os.POSIX_SPAWN_OPEN, 9, sys.argv[1], os.O_RDONLY, 0)]\n"
         "os.posix_spawn('/bin/true', ['true'], {}, file_actions=path)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, str(fifo)])
+    parent = subprocess.Popen([sys.executable, "-c", code, str(fifo)], start_new_session=True)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     try:
         # A starting interpreter waits too, for the disk.
@@ -192,8 +193,7 @@ def test_a_users_vfork_is_not_a_process_that_cannot_be_killed(tmp_path: Path) ->
         wait_for(lambda: parent.pid in processes.gather(Host(), CONFIG).waiting, message="it waits")
         assert parent.pid not in processes.gather(Host(), CONFIG).unkillable
     finally:
-        parent.kill()
-        os.close(os.open(fifo, os.O_RDWR))  # lets the child go, if there is one
+        os.killpg(parent.pid, signal.SIGKILL)  # its child too, which may not have come to the file yet
         parent.wait()
 
 
