@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +17,7 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.policy.starting import MAX_APART
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
-from slurm_robust.slurm.errors import JobNotFound
+from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.process import kill_srun
 from slurm_robust.slurm.records import Allocation, SlurmNode
 from slurm_robust.slurm.step_output import before_abort, step_end, task_ends, why_ended
@@ -169,24 +168,35 @@ class AgentSteps:
         self._folder = folder
         self._outputs: list[_Output] = []  # the oldest first
 
-    def start(self, nodes: tuple[str, ...], epoch: int, apart: tuple[str, ...] = ()) -> None:
+    def start(self, nodes: tuple[str, ...], epoch: int, apart: tuple[str, ...] = ()) -> dict[str, str]:
         """Start an agent on each of ``nodes``, by an srun for some alike nodes at a time.
 
-        Nodes that are ``apart`` get an srun each, or share a few if they are many. Raises
-        ``SlurmCommandError``, ``OSError``.
+        Nodes that are ``apart`` get an srun each, or share a few if they are many. Returns the nodes whose
+        srun could not be started, and why. Raises ``SlurmCommandError``, ``OSError`` if none was started.
         """
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"
         few = len(apart) <= MAX_APART
         own = tuple((node,) for node in apart) if few else (apart,)
         groups = (tuple(node for node in nodes if node not in apart), *own)
-        for request in chain.from_iterable(
-            self._lent.steps(group, self._command, name=name, environ=os.environ) for group in groups
-        ):
+        requests = [
+            request
+            for group in groups
+            for request in self._lent.steps(group, self._command, name=name, environ=os.environ)
+        ]
+        before, failed = len(self._outputs), dict[str, str]()
+        for request in requests:
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
-            handle = self._slurm.launch_step(request, path)
+            try:
+                handle = self._slurm.launch_step(request, path)
+            except (SlurmError, OSError) as error:
+                if len(self._outputs) == before:
+                    raise
+                failed.update(dict.fromkeys(request.nodes, str(error)))
+                continue
             self._outputs.append(_Output(path, handle, request.nodes))
             self._leave_record(path, handle.pid, request.nodes)
+        return failed
 
     def adopt(self) -> None:
         """Follow the steps of this run that earlier controllers started, of each node the newest."""

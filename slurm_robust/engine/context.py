@@ -58,6 +58,7 @@ class Context:
         self._notes: set[tuple[str, str]] = set()
         self._pending: dict[int, PendingAnswer[Any]] = {}
         self._number = 0  # of the newest question
+        self._repeats: list[tuple[float, PendingAnswer[Any]]] = []  # questions to repeat, and when
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -173,6 +174,8 @@ class Context:
             self.record(ev.StageDone(t=now.wall, what=what, ok=False, detail=answer.reason))
         if not isinstance(answer, Told):
             pending.hear(answer, now)
+        if isinstance(answer, NoAnswer) and not answer.late and pending.question.again_s is not None:
+            self._repeats.append((now.mono + pending.question.again_s, pending))
 
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds`` against answers: nothing was heard meanwhile."""
@@ -184,7 +187,11 @@ class Context:
         self._pending.pop(number, None)
 
     def report_overdue(self, now: Now) -> None:
-        """Tell askers whose answer is overdue; an answer that comes later is passed on all the same."""
+        """Tell askers whose answer is overdue, and repeat questions; a later answer is still passed on."""
+        due = [pending for at, pending in self._repeats if now.mono >= at]
+        self._repeats = [(at, pending) for at, pending in self._repeats if now.mono < at]
+        for pending in due:
+            self.ask(pending.question, now, pending.then, within_s=pending.within_s)
         for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
             reason = f"no answer within {pending.within_s:g} s"
             pending.hear(NoAnswer(reason=reason, late=True), now)

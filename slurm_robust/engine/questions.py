@@ -34,6 +34,8 @@ class Question(Record, Generic[A]):
 
     within_s: ClassVar[float] = 60.0
     """An answer that takes longer is :class:`NoAnswer`, though it is still heard when it comes."""
+    again_s: ClassVar[float | None] = None
+    """If there is no answer, the question is repeated after this long; None: only once."""
 
     @property
     def what(self) -> str:
@@ -144,13 +146,17 @@ Borrowed: TypeAlias = SubmittedCompanion | BorrowAnswer | Settled
 class FindSwitches(Question[Mapping[str, str]]):
     """Ask Slurm behind which leaf switch each node is."""
 
+    again_s: ClassVar[float | None] = 60.0
+
 
 class FindKillWait(Question[float | None]):
     """Ask Slurm how long it waits from SIGTERM to SIGKILL; None if it does not say."""
 
+    again_s: ClassVar[float | None] = 60.0
 
-class StartAgents(Question[None]):
-    """Start agents on ``nodes`` by steps of the job."""
+
+class StartAgents(Question[Mapping[str, str]]):
+    """Start agents on ``nodes`` by steps of the job; told which nodes' step could not be started, and why."""
 
     within_s: ClassVar[float] = 300.0
     nodes: tuple[str, ...]

@@ -105,10 +105,15 @@ class AgentStarts:
     def _start(self, question: StartAgents, now: Now) -> None:
         self._context.ask(question, now, partial(self._on_started, question.nodes))
 
-    def _on_started(self, nodes: tuple[str, ...], answer: NoAnswer | None, now: Now) -> None:
-        if isinstance(answer, NoAnswer) and not answer.late:
-            text = f"agents could not be started: {answer.reason}"
-            self.on_end(StepEnd(nodes=nodes, code=-1, message=text, fix=answer.fix), now)
+    def _on_started(self, nodes: tuple[str, ...], answer: NoAnswer | Mapping[str, str], now: Now) -> None:
+        if not isinstance(answer, NoAnswer):
+            reasons, fix = dict(answer), ""
+        else:
+            reasons, fix = {} if answer.late else dict.fromkeys(nodes, answer.reason), answer.fix
+        for reason in dict.fromkeys(reasons.values()):
+            failed = tuple(node for node in nodes if reasons.get(node) == reason)
+            text = f"agents could not be started: {reason}"
+            self.on_end(StepEnd(nodes=failed, code=-1, message=text, fix=fix), now)
 
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds``: agents that ended before them were not heard after them."""

@@ -394,17 +394,18 @@ class SimController:
             data = msg.encode(effect.message)
             self.env.network.send(self.host, agent.node.name, data, agent.receive)
 
-    def _start_agents(self, asked: qs.StartAgents) -> None:
+    def _start_agents(self, asked: qs.StartAgents) -> dict[str, str]:
         self._gone_noted = False
         try:
             job = self.slurm.job(self.plan.job_id)
         except SlurmError as error:  # as srun says it
             text = f"srun: error: Unable to create step for job {self.plan.job_id}: {error}"
             self._on_step_end(step_end(asked.nodes, 1, [text]))
-            return
+            return {}
         for name in asked.nodes:
             if job.is_running and (name in job.nodes or name in self.core.state.lenders):
                 self.env.after(self.env.pace.agent_s, partial(self._start_agent, self.plan, name))
+        return {}
 
     def _knock(self, asked: qs.Knock) -> Knocked:
         near = [n for n in asked.places if self._reaches(n)]

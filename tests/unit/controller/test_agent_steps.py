@@ -67,6 +67,30 @@ def test_many_nodes_apart_share_sruns_with_one_another(world: Steps, monkeypatch
     assert [srun.step.nodes for srun in world.slurm.cluster.launched[1:]] == [("n1",), ("n2", "n3")]
 
 
+class OutOfProcesses(FakeSlurm):
+    """Starts ``spare`` sruns; then the host has no process left for another."""
+
+    spare = 1
+
+    def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
+        if self.spare == 0:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        self.spare -= 1
+        return super().launch_step(request, output)
+
+
+def test_a_start_that_fails_half_way_names_the_nodes_without_agents(tmp_path: Path) -> None:
+    slurm = OutOfProcesses()
+    job = slurm.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
+    steps = AgentSteps(slurm, slurm.allocation(job), ("agent",), tmp_path)
+    failed = steps.start(NODES, 1, ("n2",))
+    assert failed == {"n2": "[Errno 11] Resource temporarily unavailable"}
+    (srun,) = slurm.cluster.launched
+    assert srun.step.nodes == ("n1", "n3")
+    with pytest.raises(OSError, match="unavailable"):
+        steps.start(("n2",), 1)
+
+
 def test_a_task_that_ended_before_is_not_reported_again_with_srun(world: Steps) -> None:
     world.say("srun: error: n3: task 2: Exited with exit code 2\n")
     (end,) = world.steps.news().ends

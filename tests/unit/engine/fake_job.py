@@ -215,7 +215,7 @@ class Job:
             case qs.StartAgents(nodes=nodes, apart=apart):
                 self.started.append(nodes)
                 self.start_agents(nodes, apart)
-                self.hear(number, None)
+                self.hear(number, {})
             case qs.AskAboutNodes(nodes=nodes):
                 self.asked.append(nodes)
                 found = tuple(self.witness(node) for node in nodes)

@@ -123,6 +123,51 @@ def test_every_question_has_a_bound() -> None:
     assert all(0 < kind.within_s <= 7200 for kind in kinds)
 
 
+class DeafSlurm(Job):
+    """Slurm answers no question about itself while the controller starts."""
+
+    def answer(self, number: int, question: qs.Question[Any]) -> None:
+        if not isinstance(question, qs.FindKillWait | qs.FindSwitches):
+            super().answer(number, question)
+
+
+@pytest.mark.parametrize("question", [qs.FindKillWait, qs.FindSwitches])
+def test_a_fact_that_slurm_did_not_tell_at_the_start_is_asked_for_again(
+    question: type[qs.Question[Any]],
+) -> None:
+    job = DeafSlurm()
+    job.tick()
+    first = job.newest[question]
+    job.hear(first, qs.NoAnswer(reason="Unable to contact slurm controller"))
+    job.pass_time(50.0)
+    assert job.newest[question] == first
+    job.pass_time(20.0)
+    assert job.newest[question] > first
+    job.hear(job.newest[qs.FindKillWait], 120.0)
+    job.hear(job.newest[qs.FindSwitches], {"n1": "leaf1"})
+    told = job.newest[question]
+    job.pass_time(300.0)
+    assert (job.core.departure.kill_wait_s, job.core.switches["n1"]) == (120.0, "leaf1")
+    assert job.newest[question] == told
+
+
+class HalfStarted(Job):
+    """The host of the controller has no process left for the srun of n2."""
+
+    def answer(self, number: int, question: qs.Question[Any]) -> None:
+        if isinstance(question, qs.StartAgents) and "n2" in question.nodes:
+            self.hear(number, {"n2": "Resource temporarily unavailable"})
+        else:
+            super().answer(number, question)
+
+
+def test_only_the_nodes_whose_agents_could_not_be_started_count_as_ended() -> None:
+    job = HalfStarted()
+    job.tick()
+    texts = [event.text for event in job.events(ev.Noted)]
+    assert texts == ["agents on n2 ended: agents could not be started: Resource temporarily unavailable"]
+
+
 def test_a_controller_that_stood_still_counts_no_time_against_answers(job: Asking) -> None:
     number, heard = job.ask(within_s=10.0)
     job.mono += 60.0
