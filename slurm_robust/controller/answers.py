@@ -36,7 +36,7 @@ from slurm_robust.policy.restore import retained
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.values import parse_number
 from slurm_robust.wire.probes import probe
-from slurm_robust.wire.sockets import knock
+from slurm_robust.wire.sockets import probe_ports
 
 Tell: TypeAlias = Callable[[object], None]
 """Takes an answer that is not the last one. From any thread."""
@@ -48,7 +48,7 @@ Table: TypeAlias = Mapping[type[qs.Question[Any]], Answering]
 def kernel_answers() -> Table:
     """Return what asks the kernels of nodes."""
     return {
-        qs.Knock: lambda asked, tell: knock(asked.places),
+        qs.ProbePorts: lambda asked, tell: probe_ports(asked.places),
         qs.ProbeKernels: lambda asked, tell: probe(asked.places, asked.for_s, each_kind=asked.each_kind),
     }
 
@@ -64,12 +64,12 @@ def slurm_answers(slurm: SlurmClient, steps: AgentSteps, clock: ClockWatch, stat
         seconds = parse_number(slurm.config().get("KillWait", ""))
         return None if seconds is None else float(seconds)
 
-    def run(asked: qs.AskAboutRun, tell: Tell) -> qs.Told:
+    def run(asked: qs.AskAboutRun, tell: Tell) -> qs.NoMoreAnswers:
         asking = Asking(slurm, state.job_id, state.restart_count, steps.why_ended)
         with without_term():
             for said in asking.sentences(time.time() - clock.ahead_s):
                 tell(said)
-        return qs.Told()
+        return qs.NoMoreAnswers()
 
     return {
         qs.FindSwitches: switches,
@@ -88,28 +88,28 @@ def allocation_answers(requeuer: Requeuer, shrinker: Shrinker, borrower: Borrowe
     def report(tell: Tell, what: str, ok: bool, detail: str) -> None:
         tell(qs.StageOver(what=what, ok=ok, detail=detail))
 
-    def requeue(asked: qs.BeginRequeue, tell: Tell) -> qs.Told:
-        shrinker.shed(asked.silent, partial(report, tell))
+    def requeue(asked: qs.BeginRequeue, tell: Tell) -> qs.NoMoreAnswers:
+        shrinker.drop_dead(asked.silent, partial(report, tell))
         requeuer.ask(asked.exclude, partial(report, tell), tell, holders=asked.holders, pins=asked.pins)
-        return qs.Told()
+        return qs.NoMoreAnswers()
 
-    def borrow(asked: qs.BorrowNodes, tell: Tell) -> qs.Settled:
+    def borrow(asked: qs.BorrowNodes, tell: Tell) -> qs.StraysCancelled:
         assert borrower is not None  # there are sources
 
         def submitted(job_id: int, source: CompanionPool) -> None:
             tell(qs.SubmittedCompanion(job_id=job_id, source=source))
 
         tell(borrower.borrow(asked.sources, asked.missing, asked.exclude, submitted, some=asked.some))
-        return qs.Settled(jobs=borrower.settle())
+        return qs.StraysCancelled(jobs=borrower.settle())
 
-    def end(asked: qs.EndCompanions, tell: Tell) -> qs.Told:
+    def end(asked: qs.EndCompanions, tell: Tell) -> qs.NoMoreAnswers:
         for text in borrower.end(asked.jobs, tell) if borrower is not None else ():
             tell(text)
-        return qs.Told()
+        return qs.NoMoreAnswers()
 
     return {
         qs.BeginRequeue: requeue,
-        qs.Shed: lambda asked, tell: shrinker.shed(asked.nodes, partial(report, tell)),
+        qs.ShrinkJob: lambda asked, tell: shrinker.drop_dead(asked.nodes, partial(report, tell)),
         qs.GiveBack: lambda asked, tell: shrinker.give_back(asked.node),
         qs.BorrowNodes: borrow,
         qs.EndCompanions: end,

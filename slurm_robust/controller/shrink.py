@@ -12,22 +12,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_robust.engine.questions import GiveBackAnswer, RequeueStatus
-from slurm_robust.model.probes import Knocked
+from slurm_robust.model.probes import PortsProbed
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout, UpdateUnavailable
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.sockets import knock
+from slurm_robust.wire.sockets import probe_ports
 
-Knock = Callable[[Mapping[str, tuple[str, int]]], Knocked]
+PortProbe = Callable[[Mapping[str, tuple[str, int]]], PortsProbed]
 Report = Callable[[str, bool, str], None]
 
 TAKEN_BY_SLURM = "Slurm had taken it from the job"
 """How a node was given back that Slurm gave up by itself, mostly since its slurmd did not respond."""
 
-SHED_S = 20.0
+NOTICE_S = 20.0
 """How long a requeue waits until Slurm has noticed that a dead node does not respond."""
 
 POLL_S = 0.5
@@ -43,17 +43,17 @@ class Shrinker:
         job_id: int,
         *,
         own_node: str = "",
-        knock: Knock = knock,
+        probe_ports: PortProbe = probe_ports,
         clock: Clock | None = None,
     ) -> None:
         """``own_node``: the node of this controller, which after a takeover is not the batch host."""
         self._slurm = slurm
         self._job_id = job_id
         self._own_node = own_node
-        self._knock = knock
+        self._probe_ports = probe_ports
         self._clock = clock or SystemClock()
         self._refusals: dict[str, int] = {}
-        self._shedding = threading.Lock()
+        self._shrinking = threading.Lock()
 
     def give_back(self, node: str) -> GiveBackAnswer:
         """Take one evicted node out of the allocation. Never raises for Slurm."""
@@ -90,7 +90,7 @@ class Shrinker:
         self._shrink(job, [name])
         return GiveBackAnswer(said=RequeueStatus.DONE, detail="the epilog tests it")
 
-    def shed(self, silent: Sequence[str], report: Report) -> None:
+    def drop_dead(self, silent: Sequence[str], report: Report) -> None:
         """Take dead nodes out of the allocation, so that a requeue does not wait until Slurm gives them up.
 
         Dead is a node that does not respond to Slurm and whose slurmd takes no connection; a drained one may
@@ -99,15 +99,15 @@ class Shrinker:
         the job once more takes Slurm seconds.
         """
         try:
-            with self._shedding:
-                self._shed(silent, report)
+            with self._shrinking:
+                self._drop_dead(silent, report)
         except (SlurmError, CommandTimeout, OSError) as error:
             report("shrink", False, str(error))
 
-    def _shed(self, silent: Sequence[str], report: Report) -> None:
+    def _drop_dead(self, silent: Sequence[str], report: Report) -> None:
         if not silent:
             return
-        clock, deadline = self._clock, self._clock.monotonic() + SHED_S
+        clock, deadline = self._clock, self._clock.monotonic() + NOTICE_S
         job, nodes = self._held(silent)
         if any(node.responding for node in nodes):
             self._slurm.cancel(self._job_id, signal="CONT")  # has slurmctld try all nodes now
@@ -144,7 +144,7 @@ class Shrinker:
         port = config.get("SlurmdPort", "")
         if not port.isdecimal():
             return frozenset()
-        return self._knock({node.name: (node.address, int(port)) for node in nodes}).taken
+        return self._probe_ports({node.name: (node.address, int(port)) for node in nodes}).taken
 
 
 def _is_offered(node: SlurmNode) -> bool:

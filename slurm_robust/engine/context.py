@@ -11,7 +11,7 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.effects import Ask, Effect, Say, Send, Write
-from slurm_robust.engine.questions import A, NoAnswer, PendingAnswer, Question, StageOver, Told
+from slurm_robust.engine.questions import A, NoAnswer, NoMoreAnswers, PendingAnswer, Question, StageOver
 from slurm_robust.engine.units.fleet import Fleet
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -172,7 +172,7 @@ class Context:
         if isinstance(answer, NoAnswer) and (answer.is_error or (pending.then is None and not answer.late)):
             what = pending.question.what
             self.record(ev.StageDone(t=now.wall, what=what, ok=False, detail=answer.reason))
-        if not isinstance(answer, Told):
+        if not isinstance(answer, NoMoreAnswers):
             pending.hear(answer, now)
         if isinstance(answer, NoAnswer) and not answer.late and pending.question.again_s is not None:
             self._repeats.append((now.mono + pending.question.again_s, pending))

@@ -21,7 +21,7 @@ from slurm_robust.model.exits import Witness
 from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.probes import Answers, Knocked, ProbeTarget
+from slurm_robust.model.probes import Answers, PortsProbed, ProbeTarget
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.leaving import Sentence
@@ -63,7 +63,7 @@ class StageOver(Record):
     detail: str
 
 
-class Told(Record):
+class NoMoreAnswers(Record):
     """All answers have been told."""
 
 
@@ -132,13 +132,13 @@ class SubmittedCompanion(Record):
     source: CompanionPool
 
 
-class Settled(Record):
+class StraysCancelled(Record):
     """Companions whose submission had no answer were cancelled."""
 
     jobs: tuple[int, ...]
 
 
-Borrowed: TypeAlias = SubmittedCompanion | BorrowAnswer | Settled
+Borrowed: TypeAlias = SubmittedCompanion | BorrowAnswer | StraysCancelled
 
 # -- questions -------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class StartAgents(Question[Mapping[str, str]]):
     """The nodes among them that get steps of their own, since they may end the step of others."""
 
 
-class Knock(Question[Knocked]):
+class ProbePorts(Question[PortsProbed]):
     """See which of ``places`` take a connection, and which refuse it."""
 
     within_s: ClassVar[float] = 30.0
@@ -234,7 +234,7 @@ class BeginRequeue(Question[RequeueAnswer]):
     """Nodes that do not answer: Slurm would wait for them until it gives them up."""
 
 
-class Shed(Question[None]):
+class ShrinkJob(Question[None]):
     """Take ``nodes`` that are dead out of the allocation, for which a requeue would wait."""
 
     within_s: ClassVar[float] = 300.0

@@ -30,7 +30,7 @@ class Answers(Record):
         return frozenset(self.tcp) | frozenset(self.icmp)
 
 
-class Knocked(NamedTuple):
+class PortsProbed(NamedTuple):
     """What kernels made of a connection, by the names of the places."""
 
     taken: frozenset[str]

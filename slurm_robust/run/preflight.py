@@ -31,7 +31,7 @@ from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping
-from slurm_robust.wire.sockets import ask, knock
+from slurm_robust.wire.sockets import ask, probe_ports
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
@@ -191,7 +191,7 @@ def check_alone(directory: JobDirectory) -> None:
     if newest is None:
         return
     hosts = newest.addresses or (newest.host,)
-    if not knock({host: (host, newest.port) for host in hosts}).taken:
+    if not probe_ports({host: (host, newest.port) for host in hosts}).taken:
         return  # no process listens there any more, and ZeroMQ would try for all of the time
     answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
     if answer is not None:  # of whatever version

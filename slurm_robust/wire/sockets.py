@@ -15,7 +15,7 @@ import zmq
 from zmq.utils import z85
 
 from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.probes import Knocked
+from slurm_robust.model.probes import PortsProbed
 from slurm_robust.wire import messages
 from slurm_robust.wire.gate import Attendant, Gate, listen
 from slurm_robust.wire.keys import ClientKeys, ServerKeys
@@ -358,7 +358,7 @@ class _Doorkeeper(Attendant):
         self.source.send_multipart([b"1.0", identifier, code, text, b"", b""])
 
 
-def knock(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> Knocked:
+def probe_ports(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> PortsProbed:
     """Connect to ``places`` (address and port by name); waits for answers for at most ``timeout_s`` seconds.
 
     A kernel gives its answer within milliseconds. Nothing is sent.
@@ -391,4 +391,4 @@ def knock(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> Knoc
                 name, connection = key.data
                 sort(name, connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
                 selector.unregister(connection)
-    return Knocked(frozenset(taken), frozenset(refused))
+    return PortsProbed(frozenset(taken), frozenset(refused))

@@ -7,7 +7,7 @@ from msgspec import structs
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import SaveEvidence, Shed
+from slurm_robust.engine.questions import SaveEvidence, ShrinkJob
 from slurm_robust.engine.stages.watch import silent_nodes, watch_spares
 from slurm_robust.engine.transitions import (
     ToBorrowing,
@@ -87,7 +87,7 @@ class Deciding:
                 return ToBorrowing(fault=self._fault, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
                 # Slurm takes its time to notice them, and does so while the checkpoint is saved.
-                core.ask(Shed(nodes=silent_nodes(core, now)), now)
+                core.ask(ShrinkJob(nodes=silent_nodes(core, now)), now)
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
                 return ToSaving(then=ToEnding(code=code, reason=reason, final=action.is_for_good))

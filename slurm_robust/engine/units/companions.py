@@ -14,7 +14,7 @@ from slurm_robust.engine.questions import (
     BorrowNodes,
     EndCompanions,
     NoAnswer,
-    Settled,
+    StraysCancelled,
     SubmittedCompanion,
     SweepCompanions,
 )
@@ -118,7 +118,7 @@ class Companions:
                 context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
             case BorrowAnswer():
                 self._starts.begin(self._on_lent(number, answer, now), now)
-            case Settled(jobs=jobs) if jobs:
+            case StraysCancelled(jobs=jobs) if jobs:
                 listed = ", ".join(map(str, jobs))
                 context.note(f"cancelled companions whose submission had no answer: {listed}", "", now)
             case NoAnswer(late=False, reason=reason):

@@ -9,9 +9,9 @@ from functools import partial
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import AskAboutNodes, Knock, NoAnswer
+from slurm_robust.engine.questions import AskAboutNodes, NoAnswer, ProbePorts
 from slurm_robust.model.exits import Witness
-from slurm_robust.model.probes import Knocked
+from slurm_robust.model.probes import PortsProbed
 from slurm_robust.policy.silence import FRESH_S, MAX_WITNESSED, STALLED_S, TOGETHER, Silence, judge
 from slurm_robust.util.hostlist import fold
 
@@ -65,7 +65,7 @@ class Witnesses:
         places = {node: (b.address, b.data_port) for node, b in heartbeats.items()} | unheard
         places = {node: (address, port) for node, (address, port) in places.items() if address and port}
         if places:
-            context.ask(Knock(places=places), now, self._on_knock)
+            context.ask(ProbePorts(places=places), now, self._on_ports)
         stalled = tuple(node for node, heard in silent.items() if now.mono - heard > dead_s)
         if stalled and now.mono - self._asked > ASK_EVERY_S:
             self._asked = now.mono
@@ -90,7 +90,7 @@ class Witnesses:
         self._number += 1
         self._context.ask(AskAboutNodes(nodes=nodes), now, partial(self._on_slurm, self._number, nodes))
 
-    def _on_knock(self, found: Knocked | NoAnswer, now: Now) -> None:
+    def _on_ports(self, found: PortsProbed | NoAnswer, now: Now) -> None:
         """Take in what kernels have answered for their agents."""
         if isinstance(found, NoAnswer):
             return
@@ -98,7 +98,7 @@ class Witnesses:
             self._sign(node, now.mono, "its node answers", now)
         self._on_refused(self._gone(found, now), now)
 
-    def _gone(self, found: Knocked, now: Now) -> tuple[str, ...]:
+    def _gone(self, found: PortsProbed, now: Now) -> tuple[str, ...]:
         """Return the nodes whose agent has ended, as their kernel shows.
 
         After a takeover no srun may report that. If several refuse a connection together, it may be the

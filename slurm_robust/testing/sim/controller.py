@@ -25,7 +25,7 @@ from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.journal import fold
-from slurm_robust.model.probes import Answers, Knocked
+from slurm_robust.model.probes import Answers, PortsProbed
 from slurm_robust.policy.leaving import Sentence
 from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.slurm.companion import Lent, companion_name
@@ -110,7 +110,7 @@ class SimController:
             qs.FindSwitches: lambda asked: {},
             qs.FindKillWait: lambda asked: env.pace.kill_wait_s,
             qs.StartAgents: self._start_agents,
-            qs.Knock: self._knock,
+            qs.ProbePorts: self._probe_ports,
             qs.ProbeKernels: self._probe,
             qs.AskAboutNodes: lambda asked: self._steps.witnesses(asked.nodes),
             qs.AskAboutRun: self._about_run,
@@ -118,7 +118,7 @@ class SimController:
             qs.FindCheckpoint: self._find_checkpoint,
             qs.Prune: self._prune,
             qs.GiveBack: self._give_back,
-            qs.Shed: lambda asked: self._shrink(asked.nodes),
+            qs.ShrinkJob: lambda asked: self._shrink(asked.nodes),
             qs.TestNodes: lambda asked: self._tested(
                 asked.nodes, TESTS if asked.quick else ("gemm", "memory")
             ),
@@ -407,10 +407,10 @@ class SimController:
                 self.env.after(self.env.pace.agent_s, partial(self._start_agent, self.plan, name))
         return {}
 
-    def _knock(self, asked: qs.Knock) -> Knocked:
+    def _probe_ports(self, asked: qs.ProbePorts) -> PortsProbed:
         near = [n for n in asked.places if self._reaches(n)]
         taken = frozenset(n for n in near if self.nodes[n].agents)
-        return Knocked(taken, frozenset(near) - taken)
+        return PortsProbed(taken, frozenset(near) - taken)
 
     def _reaches(self, name: str) -> bool:
         return self.nodes[name].is_up and self.env.network.passes(self.host, name)

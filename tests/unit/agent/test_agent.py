@@ -19,7 +19,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind
 from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
-from slurm_robust.wire.sockets import knock
+from slurm_robust.wire.sockets import probe_ports
 from tests.builders import specs
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, MakeJob, ScriptedController, is_alive, pause, rival
@@ -500,13 +500,13 @@ def test_a_stopped_agent_is_told_from_one_that_is_gone_by_its_nodes_kernel(make_
     agent = job.start_agent("n1")
     heartbeat = controller.wait_for("n1", lambda b: b.ready and b.data_port > 0)
     place = {"n1": ("127.0.0.1", heartbeat.data_port)}
-    assert knock(place).taken == {"n1"}
+    assert probe_ports(place).taken == {"n1"}
     agent.send_signal(signal.SIGSTOP)
     for _ in range(20):
-        assert knock(place).taken == {"n1"}
+        assert probe_ports(place).taken == {"n1"}
     agent.send_signal(signal.SIGCONT)
     controller.wait_for("n1", lambda b: b.seq > heartbeat.seq + 5)
     assert not any("connection" in note for _, b in controller.heartbeats for note in b.notes)
     agent.kill()
     agent.wait()
-    assert knock(place).refused == {"n1"}
+    assert probe_ports(place).refused == {"n1"}

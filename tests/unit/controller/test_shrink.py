@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from slurm_robust.controller.shrink import MAX_REFUSALS, SHED_S, Shrinker
+from slurm_robust.controller.shrink import MAX_REFUSALS, NOTICE_S, Shrinker
 from slurm_robust.engine.questions import RequeueStatus
-from slurm_robust.model.probes import Knocked
+from slurm_robust.model.probes import PortsProbed
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -30,14 +30,14 @@ class Site:
 
     def on_node(self, node: str) -> Shrinker:
         clock = self.slurm.cluster.clock
-        return Shrinker(self.slurm, self.job_id, own_node=node, knock=self.knock, clock=clock)
+        return Shrinker(self.slurm, self.job_id, own_node=node, probe_ports=self.probe_ports, clock=clock)
 
-    def knock(self, places: Mapping[str, tuple[str, int]]) -> Knocked:
+    def probe_ports(self, places: Mapping[str, tuple[str, int]]) -> PortsProbed:
         assert {port for _, port in places.values()} == {6818}
-        return Knocked(taken=frozenset(self.alive & places.keys()), refused=frozenset())
+        return PortsProbed(taken=frozenset(self.alive & places.keys()), refused=frozenset())
 
-    def shed(self, *nodes: str) -> None:
-        self.shrinker.shed(nodes, lambda *report: self.reports.append(report))
+    def drop_dead(self, *nodes: str) -> None:
+        self.shrinker.drop_dead(nodes, lambda *report: self.reports.append(report))
 
     def silence(self, node: str) -> None:
         self.slurm.cluster.set_node(node, states=frozenset({"ALLOCATED", "NOT_RESPONDING"}))
@@ -94,7 +94,7 @@ def test_a_refusal_may_pass_a_silent_slurm_surely_does(site: Site, monkeypatch: 
 def test_a_requeue_does_not_wait_for_a_dead_node_that_slurm_has_noticed(site: Site) -> None:
     site.silence("n3")
     site.alive.remove("n3")
-    site.shed("n3")
+    site.drop_dead("n3")
     assert site.nodes == ("n1", "n2")
     assert [ok for _, ok, _ in site.reports] == [True]
 
@@ -109,7 +109,7 @@ def test_a_second_resize_is_tried_again(site: Site, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(site.slurm, "shrink", refuse_once)
     site.silence("n3")
     site.alive.remove("n3")
-    site.shed("n3")
+    site.drop_dead("n3")
     assert site.nodes == ("n1", "n2")
 
 
@@ -118,7 +118,7 @@ def test_slurm_is_made_to_try_the_node_and_waited_for(site: Site) -> None:
     begun = clock.now
     site.alive.remove("n3")
     clock.on_advance.append(lambda now: site.silence("n3") if now >= begun + 10 else None)
-    site.shed("n3")
+    site.drop_dead("n3")
     assert site.slurm.cluster.signals == [(site.job_id, None, "CONT")]
     assert site.nodes == ("n1", "n2")
 
@@ -126,15 +126,15 @@ def test_slurm_is_made_to_try_the_node_and_waited_for(site: Site) -> None:
 def test_a_node_that_slurm_keeps_is_not_waited_for_for_ever(site: Site) -> None:
     begun = site.slurm.cluster.clock.now
     site.alive.remove("n3")
-    site.shed("n3")
+    site.drop_dead("n3")
     assert site.nodes == NODES
-    assert site.slurm.cluster.clock.now - begun <= SHED_S + 1
+    assert site.slurm.cluster.clock.now - begun <= NOTICE_S + 1
     assert [ok for _, ok, _ in site.reports] == [False]
 
 
 def test_a_silent_agent_on_a_living_node_costs_nothing(site: Site) -> None:
     begun = site.slurm.cluster.clock.now
-    site.shed("n2", "n3")
+    site.drop_dead("n2", "n3")
     assert site.nodes == NODES
     assert site.slurm.cluster.clock.now == begun
     assert site.reports == []
@@ -149,13 +149,13 @@ def test_a_drained_node_that_lives_is_not_dead(site: Site) -> None:
     clock.on_advance.append(
         lambda now: site.slurm.cluster.set_node("n3", states=dead) if now >= begun + 10 else None
     )
-    site.shed("n2", "n3")
+    site.drop_dead("n2", "n3")
     assert site.nodes == ("n1", "n2")
 
 
 def test_a_node_that_answers_is_alive_whatever_slurm_says(site: Site) -> None:
     site.silence("n2")
-    site.shed("n2")
+    site.drop_dead("n2")
     assert (site.nodes, site.reports) == (NODES, [])
 
 
@@ -163,11 +163,11 @@ def test_a_controller_after_a_takeover_keeps_its_own_node(site: Site) -> None:
     for node in ("n2", "n3"):
         site.silence(node)
     site.alive.clear()
-    site.on_node("n2").shed(("n2", "n3"), lambda *report: None)
+    site.on_node("n2").drop_dead(("n2", "n3"), lambda *report: None)
     assert site.nodes == ("n1", "n2")
 
 
 def test_a_silent_slurm_keeps_nobody_from_the_requeue(site: Site) -> None:
     site.slurm.cluster.unreachable = True
-    site.shed("n3")
+    site.drop_dead("n3")
     assert [ok for _, ok, _ in site.reports] == [False]

@@ -23,7 +23,7 @@ from slurm_robust.model.exits import Witness, WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.journal import fold
-from slurm_robust.model.probes import Answers, Knocked
+from slurm_robust.model.probes import Answers, PortsProbed
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.slurm.step_output import step_end, task_ends
@@ -225,9 +225,9 @@ class Job:
             case qs.AskForDrains(nodes=nodes):
                 if self.slurm_answers:
                     self.hear(number, {n: why for n, why in self.drained.items() if n in nodes})
-            case qs.Knock(places=places):
+            case qs.ProbePorts(places=places):
                 taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
-                self.hear(number, Knocked(frozenset(taken), frozenset(self.agentless & places.keys())))
+                self.hear(number, PortsProbed(frozenset(taken), frozenset(self.agentless & places.keys())))
             case qs.ProbeKernels(places=places, for_s=for_s):
                 self.later(for_s, partial(self.answer_probe, number, tuple(places)))
             case qs.FindCheckpoint():

@@ -10,7 +10,7 @@ from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
-from slurm_robust.model.probes import Answers, Knocked
+from slurm_robust.model.probes import Answers, PortsProbed
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
 from tests.unit.engine.fake_job import Job
 
@@ -285,7 +285,7 @@ def test_a_sign_of_a_node_whose_agent_was_forgotten_changes_nothing() -> None:
     job.core.fleet.give_sign("n3", job.mono)
     job.core.fleet.declare_dead("n3", "x", job.mono)
     job.core.fleet.declare_alive("n3")
-    job.core.witnesses._on_knock(Knocked(taken=frozenset({"n3"}), refused=frozenset()), job.now())
+    job.core.witnesses._on_ports(PortsProbed(taken=frozenset({"n3"}), refused=frozenset()), job.now())
     assert "n3" not in job.core.fleet.views
 
 
@@ -308,11 +308,11 @@ def test_an_agent_whose_beacons_come_has_not_ended() -> None:
     for _ in range(40):
         job.beacon_at["agent of n3"] = job.mono
         job.pass_time(0.1)
-    refused = Knocked(taken=frozenset(), refused=frozenset({"n3"}))
-    job.core.witnesses._on_knock(refused, job.now())
+    refused = PortsProbed(taken=frozenset(), refused=frozenset({"n3"}))
+    job.core.witnesses._on_ports(refused, job.now())
     job.tick()
     assert (job.stage, opened(job)) == ("Running", [])
     job.pass_time(0.5)  # without beacons
-    job.core.witnesses._on_knock(refused, job.now())
+    job.core.witnesses._on_ports(refused, job.now())
     job.tick()
     assert [incident.symptom for incident in opened(job)] == [Symptom.AGENTS_LOST]

@@ -57,7 +57,7 @@ def test_several_answers_are_heard_until_all_are_told(job: Asking) -> None:
     number, heard = job.ask()
     job.hear(number, 1, is_last=False)
     job.hear(number, 2, is_last=False)
-    job.hear(number, qs.Told())
+    job.hear(number, qs.NoMoreAnswers())
     job.hear(number, 3)
     assert heard == [1, 2]
 

@@ -15,7 +15,7 @@ import zmq
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
 from slurm_robust.wire.messages import Ack, Foreign, Heartbeat, Phase, Ping, Pong, Refused, ToController
 from slurm_robust.wire.protocol import PROTOCOL
-from slurm_robust.wire.sockets import AgentSocket, ControllerSocket, PortTaken, ask, knock
+from slurm_robust.wire.sockets import AgentSocket, ControllerSocket, PortTaken, ask, probe_ports
 from tests.waiting import wait_for
 
 BEAT = Heartbeat(node="n1", agent="a1", seq=1, epoch=1, phase=Phase.IDLE)
@@ -232,7 +232,7 @@ def place(of: socket.socket) -> tuple[str, int]:
 
 
 def test_who_listens_takes_connections_although_nobody_accepts(listener: socket.socket) -> None:
-    assert knock({"n1": place(listener)}) == ({"n1"}, set())
+    assert probe_ports({"n1": place(listener)}) == ({"n1"}, set())
 
 
 def test_who_does_not_listen_any_more_refuses(listener: socket.socket) -> None:
@@ -241,15 +241,15 @@ def test_who_does_not_listen_any_more_refuses(listener: socket.socket) -> None:
         where = place(gone)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    found = knock({"n1": place(listener), "n2": where, "n3": place(bound)})
+    found = probe_ports({"n1": place(listener), "n2": where, "n3": place(bound)})
     assert found == ({"n1"}, {"n2", "n3"})
     bound.close()
 
 
 def test_silence_ends_at_the_limit(listener: socket.socket) -> None:
-    found = knock({"n1": place(listener), "n2": (NOWHERE, 9), "n3": ("no such host.invalid", 9)}, 0.2)
+    found = probe_ports({"n1": place(listener), "n2": (NOWHERE, 9), "n3": ("no such host.invalid", 9)}, 0.2)
     assert (found.taken, "n3" in found.refused) == ({"n1"}, False)
 
 
 def test_nobody_is_asked() -> None:
-    assert knock({}) == (set(), set())
+    assert probe_ports({}) == (set(), set())
