@@ -155,7 +155,7 @@ def flood(kind: str, rate: int, port: int, seconds: float, pipe: Connection) -> 
     while (now := time.monotonic()) - began < seconds:
         while made < rate * (now - began):
             made += 1
-            if (connection := probe_ports(kind, port)) is not None:
+            if (connection := connect_to(kind, port)) is not None:
                 held.append(connection)
             if len(held) > MAX_HELD:
                 held.popleft().close()
@@ -165,7 +165,7 @@ def flood(kind: str, rate: int, port: int, seconds: float, pipe: Connection) -> 
     pipe.send(made)
 
 
-def probe_ports(kind: str, port: int) -> socket.socket | None:
+def connect_to(kind: str, port: int) -> socket.socket | None:
     """One connection, of which nobody waits for anything."""
     connection = socket.socket()
     connection.setblocking(False)
