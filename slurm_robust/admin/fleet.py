@@ -59,7 +59,7 @@ def collected_text(done: Collected) -> str:
         (done.older, "older than what is known"),
         (done.waiting, "wait for Slurm's accounting"),
         (done.kept, "left, since they cannot be read here"),
-        (done.dropped, "removed, since nobody can read them"),
+        (done.dropped, "removed, since no release can read them"),
     ]
     text = ", ".join(f"{many} {what}" for many, what in facts if many) or "the spool is empty"
     lines = [text]

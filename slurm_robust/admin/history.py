@@ -51,7 +51,7 @@ _EVENTS = {
     "would_undrain": "would be returned",
     "acquitted": "suspected by a job, tested and good",
     "fault_gone": "a fault that had not yet led to a drain is gone",
-    "returned_by_others": "returned by somebody",
+    "returned_by_others": "returned by another user",
     "quarantine_kept": "tested in quarantine and kept",
     "quarantine_returned": "tested in quarantine and returned",
 }
@@ -258,7 +258,7 @@ def timeline(history: History, site: Sequence[DrainReason] = ()) -> dict[str, li
 
 def _what(event: NodeEvent, site: Sequence[DrainReason]) -> str:
     known = (part.says for part in read(event.reason, site) if part.means is not Meaning.PERSON)
-    return fault_kind(event, site) or next(known, f"{event.state} by {event.user or 'somebody'}")
+    return fault_kind(event, site) or next(known, f"{event.state} by {event.user or 'an unknown user'}")
 
 
 def _text(event: dict[str, Any]) -> str:
@@ -353,4 +353,4 @@ def _timeline_text(entries: Mapping[str, Sequence[HistoryEntry]]) -> str:
         for entry in own:
             until = f" until {date_and_time(entry.until)}" if entry.until else ""
             lines.append(f"  {date_and_time(entry.at)}{until}  " + one_line(f"{entry.what}: {entry.text}"))
-    return "\n".join(lines) or "nothing happened to these nodes, as far as slurmdbd and the event logs know"
+    return "\n".join(lines) or "slurmdbd and the event logs have nothing on these nodes"

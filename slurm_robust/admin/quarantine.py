@@ -299,7 +299,7 @@ def claim(node: SlurmNode, reasons: Sequence[str], *, named: bool) -> str:
     if named:
         return ""
     return (
-        "the node does not remember this drain, so its reason may be a person's: if nobody keeps the "
+        "the node does not remember this drain, so its reason may be a person's: if no user keeps the "
         f"node, name it: srobust admin quarantine {node.name}"
     )
 

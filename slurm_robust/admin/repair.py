@@ -241,7 +241,7 @@ class Repairer:
             )
         except OSError as error:
             wrong = wrong or str(error)
-        return f"{planned.kind.value} was in vain: {wrong}" if wrong else ""
+        return f"{planned.kind.value} failed: {wrong}" if wrong else ""
 
     def _after_the_test(self, name: str) -> SlurmNode:
         """Return the node once its test has left it, perhaps later than its srun, or after ``LEFT_S``.

@@ -259,7 +259,7 @@ def create(
     try:
         slurm.create_reservation(request)
     except ReservationExists as error:
-        error.fix = f"somebody was faster: see 'srobust spares status --name {request.name}'"
+        error.fix = f"another user was faster: see 'srobust spares status --name {request.name}'"
         raise
     except PermissionDenied as error:
         raise not_permitted(error, request.users, is_root=is_root) from error

@@ -142,7 +142,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"
 
 
-_EXCHANGED = "somebody replaced the folder, or this node's NFS maps users differently; check its owner"
+_EXCHANGED = "the folder was replaced, or this node's NFS maps users differently; check its owner"
 _OTHER_VERSION = "use the same slurm_robust on all nodes, and a new job directory for each job"
 
 

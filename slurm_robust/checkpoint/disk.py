@@ -249,5 +249,5 @@ def _sidecars(store: CheckpointStore, checkpoint: CheckpointId) -> list[Sidecar]
 
 
 def _check_place(path: Path, header: PartHeader, expected: PartHeader) -> None:
-    fix = f"somebody moved it: remove the folder {path.parent}"
+    fix = f"it was moved: remove the folder {path.parent}"
     check_header(header, expected, path, any_layout=not expected.layout, fix=fix)

@@ -342,7 +342,7 @@ def _part(
     sidecar = read_sidecar(path)
     run_id = sidecar.header.run_id if sidecar.header.run_id in runs else runs[0]
     expected = PartHeader.of(checkpoint, rank, run_id=run_id, layout="", world_size=layout.world_size)
-    fix = f"somebody moved it: remove the folder {path.parent}"
+    fix = f"it was moved: remove the folder {path.parent}"
     check_header(sidecar.header, expected, path, any_layout=True, fix=fix)
     items = [_marked(item) for item in sidecar.items if item.dtype and not item.shared]
     tree = unflatten(sidecar.own, items, ("own", "rng"))

@@ -15,7 +15,7 @@ def register(commands: Commands) -> None:
     """Add the group."""
     parts = add_group(commands, "checkpoint", HELP["checkpoint"])
 
-    text = "list checkpoints in all tiers, as far as this node sees them, and which would be restored"
+    text = "list the checkpoints that this node sees in all tiers, and which would be restored"
     add_command(parts, "ls", _list_copies, text, of_job=True, json=True)
 
     text = "read every copy within reach and compare its checksums; exit code 1 if one is damaged"

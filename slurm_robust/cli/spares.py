@@ -101,7 +101,7 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=whole_number(),
         default=0,
-        help="largest group of nodes that may be evicted at once: at least as many spares",
+        help="largest group of nodes that may be evicted together: at least as many spares",
     )
     parser.add_argument(
         "--days",
@@ -167,7 +167,7 @@ def _register_create(commands: Commands) -> None:
 def _create(args: argparse.Namespace) -> int:
     if not (args.users or args.accounts):
         raise UsageError(
-            "nobody may use the spares", fix="name users (--users A,B) or accounts (--accounts A,B)"
+            "no user may use the spares", fix="name users (--users A,B) or accounts (--accounts A,B)"
         )
     request = spares.request_of(
         args.name,

@@ -151,7 +151,7 @@ class CheckpointConfig(Section):
     """Keep the checkpoint of every N-th step on storage permanently. ``null``: none."""
 
     memory: bool = True
-    """Take snapshots in the memory of the nodes, as far as they fit. ``false``: training waits while each
+    """Take snapshots in the memory of the nodes, as many as fit. ``false``: training waits while each
     checkpoint is written to storage."""
 
     peers: bool = True
@@ -177,7 +177,7 @@ class CheckpointConfig(Section):
     ``end``: it ends with exit code 74. ``wait``: it asks storage every 30 s, as long as it has its nodes."""
 
     if_parts_are_missing: Literal["older", "reseed"] = "older"
-    """What a run does if nodes were lost at once and the newest step in memory lacks the own parts of their
+    """What a run does if nodes were lost together and the newest step in memory lacks the own parts of their
     ranks, while another node has the part that is equal on all ranks. ``older``: it goes on from an older
     checkpoint, bit by bit. ``reseed``: it goes on from that step with new random generators for these ranks,
     where their parts held [nothing else that matters](checkpoints.md#parts-that-are-missing)."""
@@ -465,7 +465,7 @@ class MetricsConfig(Section):
     token_file: Annotated[AbsolutePath | None, Meta(examples=["/home/me/.config/srobust/metrics-token"])] = (
         None
     )
-    """File with the bearer token that a scrape must show. It must be yours, and nobody else may read it
+    """File with the bearer token that a scrape must show. It must be yours, and no other user may read it
     (mode 0600). ``null``: whoever reaches the address may read the page."""
 
     public: bool = False

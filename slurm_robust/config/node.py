@@ -540,7 +540,7 @@ class NodeMetrics(Section):
 
     textfile_dir: str = ""
     """Folder of node_exporter's textfile collector, into which the hooks write ``srobust_*.prom``. It and all
-    folders above it must be root's, and nobody else may write to them. Empty: none."""
+    folders above it must be root's, and no other user may write to them. Empty: none."""
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield a folder that depends on where a hook is started."""

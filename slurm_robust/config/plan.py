@@ -84,9 +84,7 @@ def load_plan(directory: JobDirectory, run_id: str = "") -> RunPlan:
     except OSError as error:
         raise _no_plan(path, str(error)) from error
     if run_id not in ("", plan.run_id):
-        raise _no_plan(
-            path, f"it is of run {plan.run_id}, this is run {run_id}: somebody replaced the folder"
-        )
+        raise _no_plan(path, f"it is of run {plan.run_id}, this is run {run_id}: the folder was replaced")
     return plan
 
 

@@ -294,7 +294,7 @@ class AgentSteps:
     def drains(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Return the drained ones of ``nodes``, each with who did it and why. Raises ``SlurmError``."""
         return {
-            node.name: f"{node.reason_user or 'somebody'}: {node.reason or 'no reason given'}"
+            node.name: f"{node.reason_user or 'an unknown user'}: {node.reason or 'no reason given'}"
             for node in self._slurm.nodes(nodes)
             if node.is_drained
         }

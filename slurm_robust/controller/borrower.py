@@ -320,7 +320,7 @@ class Borrower:
             return True
         if job.is_finished or job.is_completing:
             states = "+".join(sorted(job.states))
-            wish.refusals.append((source, f"companion {job_id} ended at once ({states})"))
+            wish.refusals.append((source, f"companion {job_id} ended immediately ({states})"))
             return True
         last[job_id] = job.reason
         return False

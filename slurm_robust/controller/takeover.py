@@ -163,7 +163,10 @@ def finish(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, code: int
         if code is not None:
             said = _requeue(directory, plan, slurm, (host,))
             if said.said is RequeueStatus.DONE:
-                say(f"the batch script is gone, so the job is requeued, to end at once with exit code {code}")
+                say(
+                    f"the batch script is gone, so the job is requeued, to end immediately with exit code "
+                    f"{code}"
+                )
                 return
             refused = said.detail if said.said is RequeueStatus.REFUSED else ""
         else:

@@ -336,7 +336,7 @@ def _reason(judging: _Judging, suspects: Sequence[str], results: Sequence[TestRe
         blame = (f"{node} ({', '.join(dict.fromkeys(judging.blamed[node]))})" for node in suspects)
         return "; ".join(filter(None, (*blame, remarks, *doubts)))
     if remarks:
-        return "; ".join((f"nobody is to blame: {remarks}", *doubts))
+        return "; ".join((f"no node is to blame: {remarks}", *doubts))
     tests = {result.test for result in results if result.outcome is Outcome.UNKNOWN}
     passed = dict.fromkeys(result.test for result in results if result.test not in tests)
     everybody = f"all {count} nodes passed" if count > 1 else "passed"

@@ -252,7 +252,7 @@ class Core(Context):
             self.monitor.excuse(seconds, now, stood_still=True)
         text = (
             f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
-            "did not take the journal; it blames nobody for that, and ETTR counts it as training"
+            "did not take the journal; it blames no node for that, and ETTR counts it as training"
         )
         self.record(ev.Noted(t=now.wall, text=text))
         self.emit(Say(text=text))

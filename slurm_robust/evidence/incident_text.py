@@ -362,7 +362,9 @@ def _verdict(event: ev.Decided) -> str:
     verdict = event.verdict
     if verdict is None:
         return event.reason
-    at_fault = "nobody is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
+    at_fault = (
+        "no node and no code is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
+    )
     if verdict.blame is inc.Blame.NODE:
         at_fault = f"{_nodes(verdict.suspects)} at fault"
     if inc.finds_out_more(event.actions):

@@ -83,7 +83,7 @@ def decide(
     if state := untouchable(node):
         return _nothing(f"the node is {state}, which is not ours to change")
     if node.is_drained and not is_own(node, record):
-        whose, reason = node.reason_user or "somebody else", node.reason or "no reason given"
+        whose, reason = node.reason_user or "another user", node.reason or "no reason given"
         if is_tagged(node):
             return _nothing(f"drained as ours, but not with the reason that this node remembers: {reason}")
         return _nothing(f"drained by {whose}: {reason}")

@@ -63,7 +63,7 @@ def publish(config: NodeConfig, hook: str, report: Report, exit_code: int, *, wh
     def task() -> bytes:
         try:
             if why := distrust(folder, (*ROOT, os.geteuid())):
-                return f"{why}: give root, and nobody else, the folder and those above it".encode()
+                return f"{why}: give the folder and those above it to root alone".encode()
             own = DrainFile(Path(config.paths.state)).load()
             _write(folder, "srobust_node.prom", render(of_node(own, config.drain.mode, report.at)))
             if whole:

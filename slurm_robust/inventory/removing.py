@@ -289,7 +289,7 @@ def _may(shelf: Shelf, refs: Collection[CheckpointId]) -> bool:
     """Return whether a person says yes. Raises :class:`NotSure` without a terminal."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise NotSure(
-            f"{_steps(refs)} of {shelf.whose} would be removed, and nobody can be asked here",
+            f"{_steps(refs)} of {shelf.whose} would be removed, and no user can be asked here",
             fix="add --yes, or --dry-run to see what would go",
         )
     why = needed(shelf.stock)

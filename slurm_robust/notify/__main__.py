@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         teller.run(sys.stdin.fileno())
         code = 0
     except SrobustError as error:
-        say(f"notifications: nobody is told: {error.in_full()}")
+        say(f"notifications: no message is sent: {error.in_full()}")
         code = int(error.exit_code)
     except OSError as error:
         say(f"notifications: storage refuses: {error}")

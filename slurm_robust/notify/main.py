@@ -210,7 +210,7 @@ def _row(config: NotifyConfig, channel: ChannelConfig, state: ChannelState, now:
 
 def _need_channels(config: NotifyConfig) -> None:
     if not config.channels:
-        raise NoChannel("no channel is configured: nobody is told of anything")
+        raise NoChannel("no channel is configured: no message is sent")
 
 
 def _user() -> str:

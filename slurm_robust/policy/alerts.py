@@ -82,7 +82,7 @@ def _certain(
         for group in _at_once(found, lambda pair: pair[1].age_s, together_s):
             names = {node for node, _ in group}
             if len(names) >= _CROWD and len(names) > nodes * _CROWD_SHARE:
-                lines.append(f"{check} fails on {some_of(sorted(names))} at once: no fault of the nodes")
+                lines.append(f"{check} fails on {some_of(sorted(names))} together: no fault of the nodes")
             else:
                 for node, alert in group:
                     own.setdefault(node, []).append(alert)
@@ -158,7 +158,7 @@ def _count(events: Iterable[_Event], rules: Rules) -> tuple[dict[str, str], dict
         if 0 < limit <= count:
             evict[node] = f"{times}: {_format_alert(shown)}"
         else:
-            until = f"evicted at {limit}" if limit else "nobody is evicted for it"
+            until = f"evicted at {limit}" if limit else "no node is evicted for it"
             wait[node] = f"{node}: {_format_alert(shown)}: {times}, {until}"
     return evict, wait
 
@@ -178,9 +178,9 @@ def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:
     by_leaf: dict[str, set[str]] = {}
     for event, leaf in shared.items():
         by_leaf.setdefault(leaf, set()).add(event.node)
-    reasons = {leaf: f"an event of {leaf or 'the fabric'}, nobody is evicted for it" for leaf in by_leaf}
+    reasons = {leaf: f"an event of {leaf or 'the fabric'}, no node is evicted for it" for leaf in by_leaf}
     return [
-        f"links of {some_of(sorted(names))} fail at once: {reasons[leaf]}"
+        f"links of {some_of(sorted(names))} fail together: {reasons[leaf]}"
         for leaf, names in sorted(by_leaf.items())
     ]
 

@@ -413,7 +413,7 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     if ended and not fault.named and set(fault.lost) <= ended.keys() | fault.ended.keys():
         reason = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
     elif not fault.alive and len(fault.lost) > 1 and len(silent) != 1:
-        reason = f"all {len(fault.lost)} agents fell silent at once"
+        reason = f"all {len(fault.lost)} agents fell silent together"
     else:
         return None
     return Verdict(

@@ -110,7 +110,7 @@ def plan(
         f"{days_text(replenish_days)}, until a spare that was used is replaced"
     )
     if group > by_chance:
-        reason += f"; a group of {group} that is evicted at once needs {group}"
+        reason += f"; a group of {group} that is evicted together needs {group}"
     return SparePlan(
         nodes=nodes,
         quantile=quantile,

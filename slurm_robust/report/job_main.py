@@ -230,7 +230,7 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
             )
     if view.job is None and view.row is None and not view.away:
         why = f"Slurm {view.silent}" if view.silent else "Slurm does not know the job"
-        notes.append(f"{why}: the report goes as far as the journal does")
+        notes.append(f"{why}: the report ends with the journal")
         return SlurmFacts(runs=runs, notes=tuple(notes))
     now = None
     if view.goes_on:

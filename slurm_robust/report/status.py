@@ -397,9 +397,7 @@ def render(status: Status) -> RenderableType:
         training += f"; moved aside by --fresh: {aside}" if aside else ""
     if status.controller_silent_s is not None:
         silent = duration(status.controller_silent_s)
-        controller = (
-            f"silent for {silent}: until it goes on, or another one takes over, nobody reacts to a fault"
-        )
+        controller = f"silent for {silent}: until it goes on, or another one takes over, no fault is answered"
     step = f"{status.step}" if status.step >= 0 else "none yet"
     if status.step >= 0 and status.loss is not None:
         step += f", loss {status.loss:.4f}"

@@ -106,7 +106,7 @@ def test_of_many_who_create_at_once_one_makes_the_spares(site: Site) -> None:
     done = [(*racer.communicate(timeout=PATIENCE_S), racer.returncode) for racer in racers]
     assert [code for _, _, code in done].count(0) == 1, done
     losers = [err for _, err, code in done if code]
-    assert all("already" in err or "somebody was faster" in err for err in losers), losers
+    assert all("already" in err or "another user was faster" in err for err in losers), losers
     assert len(site.states()) == 2
 
 

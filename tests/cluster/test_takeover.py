@@ -61,10 +61,10 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     assert job.exit_code() == "0:0"
     assert "takeover: the controller on" in job.log
     assert job.log.count("controller 1 of job") == 1
-    assert "is requeued, to end at once with exit code 0" in job.log
+    assert "is requeued, to end immediately with exit code 0" in job.log
     assert "this run is over" in job.log
     # No srun is left that would have reported the killed agent.
-    assert f"the agent on {other} ended (nobody listens at its port any more" in job.log
+    assert f"the agent on {other} ended (no process listens at its port any more" in job.log
     assert [e.generation for e in job.events(ev.GenerationLaunched)] == [
         1,
         1 + TAKEOVER_GAP,

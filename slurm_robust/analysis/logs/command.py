@@ -43,7 +43,7 @@ BLAMES = {
     Cause.USER_CONFIG: "how the job was set up: its options, environment, data or limits",
     Cause.TRANSIENT: "a transient fault: it may not occur again",
     Cause.SECONDARY: "another rank or node that failed first; look there",
-    Cause.NONE: "nobody: the log shows nothing wrong",
+    Cause.NONE: "none: the log shows nothing wrong",
     Cause.UNKNOWN: "unknown: the log does not tell",
 }
 ACTIONS = {

@@ -17,7 +17,7 @@ from slurm_robust.util.hostlist import fold
 
 LOOK_EVERY_S = 0.25
 EVERY_S = 1.5
-GONE = "nobody listens at its port any more, while its node answers"
+GONE = "no process listens at its port any more, while its node answers"
 ASK_EVERY_S = 5.0
 UNHEARD_S = 3.0
 """Agents that live have mostly found a new controller by then."""

@@ -99,8 +99,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         probe=Probe.NODE,
         hangs=True,
         explain=(
-            "Whether a daemon (chronyd, ntpd, ptp4l) keeps the clock right, as far as the kernel knows. A "
-            "clock that nobody keeps drifts seconds a day; munge refuses credentials at five minutes. "
+            "Whether a daemon (chronyd, ntpd, ptp4l) keeps the clock right, by what the kernel says. A "
+            "clock that no daemon keeps drifts seconds a day; munge refuses credentials at five minutes. "
             "Virtual machines may be right without it: unknown, unless clock.require_sync is set."
         ),
     ),

@@ -43,7 +43,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         presence.IDENTITY,
         GPUS,
         presence.judge_identity,
-        "The UUIDs are those of the baseline. Others mean that somebody exchanged a card: record the "
+        "The UUIDs are those of the baseline. Others mean that a card was exchanged: record the "
         "baseline again after a repair (srobust check --record-baseline).",
         written_by=Writer.DRIVER,
         contexts=NOT_LIVE,
@@ -170,8 +170,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         GPU_USE,
         leftovers.judge_leftovers,
         "Where no job runs, no process holds a GPU and its memory is free. Kill the process that is named. "
-        "Memory that nobody living holds is being freed, for which the epilog waits up to 60 s; what has not "
-        "become less by then needs a reset of the GPU.",
+        "Memory that no living process holds is being freed, for which the epilog waits up to 60 s; what has "
+        "not become less by then needs a reset of the GPU.",
         written_by=Writer.OWNER,
         contexts=NOT_LIVE - {CheckContext.PERIODIC},
         probe=Probe.NODE,

@@ -227,8 +227,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         contexts=NOT_LIVE,
         probe=Probe.NODE,
         explain=(
-            "Free space of /dev/shm where no job runs: files there take memory until somebody removes "
-            "them. See snapshots.stale for those of training jobs."
+            "Free space of /dev/shm where no job runs: files there take memory until they are "
+            "removed. See snapshots.stale for those of training jobs."
         ),
     ),
     Check(

@@ -230,7 +230,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         explain="Everything must be mounted that storage.mounts names, else all of /etc/fstab (but noauto "
         "and x-systemd.automount) and the network file systems of the baseline (but those of the "
         "automounter). A job that finds an empty folder instead writes into the root file system or fails "
-        "at once. Mount it (`mount -a`), and look at the journal for why it was not.",
+        "immediately. Mount it (`mount -a`), and look at the journal for why it was not.",
     ),
     Check(
         name="mounts.answer",
@@ -242,7 +242,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         explain="Each network file system (NFS, Lustre, GPFS, BeeGFS, Ceph, WEKA, FUSE ...) must answer "
         "stat and statvfs within storage.answer_s. It is asked in a process of its own, so that a dead "
         "one holds up neither this check nor the hook. Mounts that ordinary users made by FUSE are not "
-        "asked. A server that is gone concerns many nodes at once: the caps on drains hold then, and the "
+        "asked. A server that is gone concerns many nodes: the caps on drains hold then, and the "
         "node returns by itself when the file system answers again. Where only this node is concerned "
         "unmount it (`umount -f -l`) and mount it anew, or reboot: give this check the suggestion reboot "
         "if that is your rule.",

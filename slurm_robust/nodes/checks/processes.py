@@ -252,7 +252,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         probe=Probe.NODE,
         explain=(
             "Processes of ordinary users (memory.min_user_uid) where no job runs: a job left them, or "
-            "somebody logged in. They take CPU and memory from the next job. "
+            "a user logged in. They take CPU and memory from the next job. "
             "ProctrackType=proctrack/cgroup and pam_slurm_adopt prevent both."
         ),
     ),

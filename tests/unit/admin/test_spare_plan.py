@@ -168,7 +168,7 @@ def test_the_table_says_why(cluster: FakeCluster, capsys: pytest.CaptureFixture[
     shown = " ".join(capsys.readouterr().out.split())
     assert "spares 8 for 1,024 nodes" in shown
     assert "with a probability of 99 % at most 4 of 1,024 nodes fail within 1 day" in shown
-    assert "a group of 8 that is evicted at once needs 8" in shown
+    assert "a group of 8 that is evicted together needs 8" in shown
     assert "4 99.1525 % the first above 99 %" in shown
 
 

@@ -168,7 +168,7 @@ def test_of_two_who_create_at_once_one_is_told(slurm: FakeSlurm) -> None:
     create(slurm)
     with pytest.raises(errors.ReservationExists) as refused:
         create(Late(slurm.cluster))
-    assert "somebody was faster" in refused.value.in_full()
+    assert "another user was faster" in refused.value.in_full()
     assert len(slurm.reservations()) == 1
 
 
@@ -252,7 +252,7 @@ def test_a_slurmctld_that_is_down(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--count", "2"], "nobody may use the spares"),
+        (["--count", "2"], "no user may use the spares"),
         (["--users", "a"], "one of the arguments --count --nodes is required"),
         (["--nodes", ",", "--users", "a"], "',' names no node"),
         (["--count", "0", "--users", "a"], "'0' is not a number from 1"),

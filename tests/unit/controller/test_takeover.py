@@ -72,7 +72,7 @@ def test_without_its_batch_host_the_job_is_requeued_to_end(
     job = slurm.job(plan.job_id)
     assert job.restart_count == 1
     assert job.excluded_nodes == ("n1",)
-    assert "to end at once with exit code 0" in capfd.readouterr().out
+    assert "to end immediately with exit code 0" in capfd.readouterr().out
 
 
 def test_a_batch_script_that_lives_has_the_time_to_end_the_job_itself(

@@ -88,7 +88,7 @@ def test_an_agent_that_has_ended_unreported_is_started_again_on_its_node() -> No
     (opened,) = job.events(ev.IncidentOpened)
     assert opened.symptom is Symptom.AGENTS_LOST
     assert opened.detect_s < DEAD_S
-    assert "nobody listens at its port any more, while its node answers" in opened.detail
+    assert "no process listens at its port any more, while its node answers" in opened.detail
 
 
 def test_several_nodes_that_refuse_a_connection_at_once_may_be_cut_off() -> None:

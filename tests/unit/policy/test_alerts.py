@@ -126,7 +126,7 @@ def test_heat_is_left_to_the_pace_of_the_training() -> None:
 def test_the_same_fault_on_much_of_the_job_at_once_is_no_fault_of_the_nodes() -> None:
     found = judged({f"n{n}": [lost_gpu(n)] for n in range(6)}, nodes=16)
     assert found.evict == {}
-    assert found.waits == ("gpu.lost fails on n0, n1, n2, n3, n4, n5 at once: no fault of the nodes",)
+    assert found.waits == ("gpu.lost fails on n0, n1, n2, n3, n4, n5 together: no fault of the nodes",)
     # Two of four nodes may break, and five of sixteen too.
     assert len(judged({f"n{n}": [lost_gpu(n)] for n in range(2)}, nodes=4).evict) == 2
     assert len(judged({f"n{n}": [lost_gpu(n)] for n in range(5)}, nodes=16).evict) == 5
@@ -164,7 +164,7 @@ def test_nodes_behind_one_leaf_are_an_event_of_the_switch() -> None:
     leaves = {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2"}
     found = judged({"n1": [down(40.0)], "n2": [down(32.0)]}, leaves)
     assert (found.evict, found.network) == ({}, {})
-    assert found.waits == ("links of n1, n2 fail at once: an event of leaf1, nobody is evicted for it",)
+    assert found.waits == ("links of n1, n2 fail together: an event of leaf1, no node is evicted for it",)
     # Behind two leaves it is a coincidence, unless it is much of the job.
     assert judged({"n1": [down(40.0)], "n3": [down(32.0)]}, leaves).network.keys() == {"n1", "n3"}
     assert judged({"n1": [down(40.0)], "n3": [down(32.0)]}, leaves, nodes=4).network == {}
@@ -180,7 +180,7 @@ def test_without_known_leaves_more_than_a_third_of_the_job_is_one_event() -> Non
     found = judged(alerts, nodes=8)
     assert found.network == {}
     assert found.waits == (
-        "links of n0, n1, n2 fail at once: an event of the fabric, nobody is evicted for it",
+        "links of n0, n1, n2 fail together: an event of the fabric, no node is evicted for it",
     )
     assert judged({"n0": [down(30.0)]}, nodes=1).network.keys() == {"n0"}
 
@@ -202,7 +202,7 @@ def test_a_shared_event_does_not_count_against_a_node() -> None:
 def test_nobody_is_evicted_for_the_network_where_that_is_switched_off() -> None:
     found = judge({"n1": [down(200.0)]}, {}, DetectConfig(network_alerts=0), nodes=4)
     assert found.network == {}
-    assert found.waits[0].endswith("nobody is evicted for it")
+    assert found.waits[0].endswith("no node is evicted for it")
 
 
 @pytest.mark.parametrize("suggestion", Suggestion)

@@ -57,7 +57,7 @@ def test_a_copied_folder_is_reported_without_slurm(folder: Path, capsys: pytest.
     found = json.loads(printed(capsys, folder, "--json"))
     assert found["job_id"] == 7
     assert found["end"] == at(161)
-    assert [note for note in found["notes"] if "as far as the journal does" in note]
+    assert [note for note in found["notes"] if "ends with the journal" in note]
     assert found["slurm"] == ""
     assert "ETTR" in printed(capsys, folder)
     assert printed(capsys, folder, "--csv").startswith("incident,t,")

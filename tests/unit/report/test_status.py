@@ -345,7 +345,7 @@ def test_a_controller_that_writes_nothing_is_said_to_be_silent(
     console = Console(width=120)
     with console.capture() as shown:
         console.print(render(status))
-    assert ("nobody reacts to a fault" in shown.get()) is is_said
+    assert ("no fault is answered" in shown.get()) is is_said
     slurm.cluster.finish(1, "CANCELLED")
     assert status_of(str(folder), None, slurm).controller_silent_s is None
 
