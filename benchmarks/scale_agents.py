@@ -29,14 +29,9 @@ from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     EndAgent,
     EpochSeen,
-    InjectSignal,
     Instruction,
     Kill,
-    LauncherReported,
-    OrderCame,
-    SampleStacks,
     SendHeartbeat,
-    SpawnWorkers,
     Stimulus,
     Terminate,
 )
@@ -51,6 +46,7 @@ from slurm_robust.wire.messages import (
     DrillReply,
     Foreign,
     FromController,
+    Inject,
     Launch,
     Phase,
     Pong,
@@ -104,7 +100,7 @@ class Node:
         self.failed_at: float | None = None  # when a worker of ours ended by itself
         self.stopped_at: float | None = None  # when the first order to stop came
         self._take(EpochSeen(epoch=1))
-        self._take(LauncherReported(message=Ready(import_s=4.0)))
+        self._take(Ready(import_s=4.0))
 
     def turn(self, now: float) -> None:
         """Obey what has come and send what is due."""
@@ -134,7 +130,7 @@ class Node:
             case _:
                 if isinstance(message, Stop) and self.stopped_at is None:
                     self.stopped_at = time.monotonic()
-                self._take(OrderCame(order=message))
+                self._take(message)
 
     def _take(self, stimulus: Stimulus) -> None:
         for instruction in self._state.handle(stimulus, time.monotonic()):
@@ -144,17 +140,16 @@ class Node:
         match instruction:
             case SendHeartbeat():
                 self._wanted = True
-            case SpawnWorkers(launch=launch):
+            case Launch() as launch:
                 self._launch, self._launched, self._announced = launch, time.monotonic(), False
                 for rank in launch.ranks:
-                    said = Spawned(generation=launch.generation, rank=rank, pid=1000 + rank)
-                    self._take(LauncherReported(message=said))
+                    self._take(Spawned(generation=launch.generation, rank=rank, pid=1000 + rank))
             case Terminate(pid=pid) | Kill(pid=pid):
                 self._exit(pid - 1000, 15)
-            case InjectSignal(pid=pid, number=number):
+            case Inject(rank=rank, signal=number):
                 self.failed_at = time.monotonic()
-                self._exit(pid - 1000, number)
-            case SampleStacks(order=order) if self._taking is None or self._taking[1].number < order.number:
+                self._exit(rank, number)
+            case TakeStacks() as order if self._taking is None or self._taking[1].number < order.number:
                 self._taking = time.monotonic() + random.uniform(0.5, STACKS_S), order
             case EndAgent():
                 self.ended = True
@@ -171,7 +166,7 @@ class Node:
         exited = Exited(
             generation=self._state.generation, rank=rank, pid=1000 + rank, ended=now, signal=number
         )
-        self._take(LauncherReported(message=exited))
+        self._take(exited)
 
     # -- the training --------------------------------------------------------------------------------
 

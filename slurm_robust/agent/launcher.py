@@ -31,7 +31,6 @@ from slurm_robust.worker.spawning import (
     SpawnFailed,
     Sweep,
     ToZygote,
-    Unfit,
 )
 
 
@@ -266,17 +265,15 @@ class ZygoteLauncher:
                     for name, why in successor.left_out.items()
                 )
                 return [LoadOver(number=successor.number, notes=tuple(left_out))]
-            case Unfit(module=module, reason=reason):
-                return self._leave_out(successor, module, reason)
-            case Fatal(reason=reason):
-                return self._keep(reason)
+            case Fatal(module=module, reason=reason):
+                return self._leave_out(successor, module, reason) if module else self._keep(reason)
         return []
 
     def _leave_out(self, successor: _Successor, module: str, reason: str) -> list[LauncherMessage]:
         """Try without a module."""
         left_out = {**successor.left_out, module: reason}
-        if not module or len(left_out) > MAX_UNFIT:
-            return self._keep("; ".join(f"{name}: {why}" if name else why for name, why in left_out.items()))
+        if len(left_out) > MAX_UNFIT:
+            return self._keep("; ".join(f"{name}: {why}" for name, why in left_out.items()))
         self._drop_successor()
         try:
             self._try(successor.number, successor.modules, successor.until, left_out)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import zmq
+from msgspec import structs
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.flush import FlushRequest
@@ -29,28 +30,17 @@ from slurm_robust.agent.rehearsal import POLL_S, Rehearsals, free_share
 from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
-    AskCheckpoint,
-    AskFlush,
     EndAgent,
     EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
-    InjectSignal,
     Instruction,
     Kill,
-    LauncherReported,
-    LoadModules,
-    OrderCame,
     ReadTail,
     RenewPort,
-    SampleStacks,
-    SaveCopies,
     SendHeartbeat,
-    SetStride,
-    SpawnWorkers,
     StartLauncher,
-    StartRehearsal,
     Stimulus,
     SweepGroups,
     TailRead,
@@ -72,15 +62,22 @@ from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import (
     Ack,
     DrillReply,
+    Flush,
     Foreign,
     FromController,
+    Inject,
     Launch,
     Load,
+    Pace,
     Phase,
     Pong,
     ProbeNodes,
     Refused,
+    Rehearse,
+    RequestCheckpoint,
+    Save,
     StacksShown,
+    TakeStacks,
 )
 from slurm_robust.wire.network import PortHolder, local_address, taken_by
 from slurm_robust.wire.protocol import PROTOCOL
@@ -239,13 +236,13 @@ class Agent:
         self._follow_controller(now)
         self._heartbeat(now)
 
-    def _heard(self, message: LauncherMessage) -> LauncherReported:
+    def _heard(self, message: LauncherMessage) -> LauncherMessage:
         """Add what this node knows of a worker's end."""
         if not isinstance(message, Exited) or message.code == 0:
-            return LauncherReported(message=message)
+            return message
         # The killed process may be a child, say a data loader's worker, of which the rank cannot know.
         taken = taken_by(self._master_port) if message.rank == 0 else ""
-        return LauncherReported(message=message, oom=self._oom_kills.reason(), taken=taken)
+        return structs.replace(message, oom=self._oom_kills.reason(), taken=taken)
 
     def _wait(self) -> None:
         poller = zmq.Poller()
@@ -332,7 +329,7 @@ class Agent:
                 if epoch >= self._state.epoch:
                     self._liveness.order(message)
             case _:
-                self._take(OrderCame(order=message))
+                self._take(message)
         self._link.on_answer(message.epoch, time.monotonic())
 
     def _versions(self) -> str:
@@ -414,41 +411,41 @@ class Agent:
                 self._heartbeat_wanted = True
             case StartLauncher():
                 self._start_launcher()
-            case SpawnWorkers(launch=launch):
-                self._spawn(launch)
+            case Launch():
+                self._spawn(instruction)
             case Terminate(pid=pid):
                 self._launcher.terminate(pid)
                 self._gpus.prepare()
             case Kill(pid=pid):
                 self._launcher.kill(pid)
-            case InjectSignal(pid=pid, number=number):
-                self._launcher.inject(pid, number)
+            case Inject(rank=rank, signal=number):
+                self._launcher.inject(self._state.workers.living_pids[rank], number)
             case WatchGpus(workers=workers):
                 self._gpus.ask(workers)
             case SweepGroups():
                 self._launcher.sweep()
             case ReadTail(generation=generation, rank=rank):
                 self._files.submit(partial(_tail, self._setup.job, generation, rank))
-            case AskCheckpoint(step=step):
+            case RequestCheckpoint(step=step):
                 self._steps.request_checkpoint(step)
-            case SetStride(stride=stride):
+            case Pace(stride=stride):
                 self._steps.set_stride(stride)
                 self._copies.set_stride(stride)
-            case AskFlush(step=step):
+            case Flush(step=step):
                 self._ask_flush(step)
-            case SaveCopies(order=order):
-                self._copies.save(order)
-            case SampleStacks(order=order, workers=workers):
-                if (answer := self._stacks.order(order, workers)) is not None:
+            case Save():
+                self._copies.save(instruction)
+            case TakeStacks():
+                if (answer := self._stacks.order(instruction, self._state.workers.living_pids)) is not None:
                     self._socket.send(answer)
-            case StartRehearsal(order=order):
-                self._rehearsals.start(order, time.monotonic())
+            case Rehearse():
+                self._rehearsals.start(instruction, time.monotonic())
             case EndRehearsal(watch_gpus=watch):
                 pid = self._rehearsals.end()
                 if watch:
                     self._gpus.ask((pid,) if pid else ())
-            case LoadModules(order=order):
-                self._load(order)
+            case Load():
+                self._load(instruction)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():
@@ -460,7 +457,7 @@ class Agent:
         try:
             self._launcher.start()
         except OSError as error:
-            self._take(LauncherReported(message=Gone(reason=f"the zygote cannot be started: {error}")))
+            self._take(Gone(reason=f"the zygote cannot be started: {error}"))
 
     def _spawn(self, launch: Launch) -> None:
         try:
@@ -469,8 +466,7 @@ class Agent:
         except OSError as error:
             reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
             for rank in launch.ranks:
-                failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
-                self._take(LauncherReported(message=failed))
+                self._take(SpawnFailed(generation=launch.generation, rank=rank, reason=reason))
             return
         if launch.slot == 0 and (short := file_shortage(launch.world_size, "ranks at rank 0's store")):
             self._book.note(short)
@@ -499,7 +495,7 @@ class Agent:
                 why = str(error)
         if why:
             note = f"modules that the job imports are not imported before the next start: {why}"
-            self._take(LauncherReported(message=LoadOver(number=order.number, notes=(note,))))
+            self._take(LoadOver(number=order.number, notes=(note,)))
 
     def _ask_flush(self, step: int) -> None:
         if step > self._copies.flush_over:  # else an order that was repeated before its effect was reported

@@ -14,29 +14,18 @@ from msgspec import structs
 
 from slurm_robust.agent.launcher import Gone, LoadOver
 from slurm_robust.agent.stimuli import (
-    AskCheckpoint,
-    AskFlush,
     EndAgent,
     EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
-    InjectSignal,
     Instruction,
     Kill,
-    LauncherReported,
-    LoadModules,
-    OrderCame,
     ReadTail,
     RehearsalOver,
     RenewPort,
-    SampleStacks,
-    SaveCopies,
     SendHeartbeat,
-    SetStride,
-    SpawnWorkers,
     StartLauncher,
-    StartRehearsal,
     Stimulus,
     SweepGroups,
     TailRead,
@@ -96,6 +85,11 @@ class Workers(dict[int, Worker]):
     def living(self) -> list[Worker]:
         """The workers that have not ended."""
         return [worker for worker in self.values() if worker.exit is None]
+
+    @property
+    def living_pids(self) -> dict[int, int]:
+        """Process ids by rank of the workers that were started and have not ended."""
+        return {worker.rank: worker.pid for worker in self.living if worker.pid is not None}
 
     @property
     def are_starting(self) -> bool:
@@ -218,32 +212,30 @@ class AgentState:
         """Pids of workers that got SIGKILL and are still there."""
         if self._stop_began is None or self._kill_at is not None:
             return ()
-        return tuple(w.pid for w in self.workers.living if w.pid is not None)
+        return tuple(self.workers.living_pids.values())
 
     # -- the one way to change ---------------------------------------------------------------------
 
     def handle(self, stimulus: Stimulus, now: float) -> list[Instruction]:
         """Take in ``stimulus`` at time ``now``; what must be done about it, in this order."""
         match stimulus:
-            case OrderCame(order=order):
-                return self._on_order(order, now)
             case EpochSeen(epoch=epoch):
                 self.epoch = max(self.epoch, epoch)
                 return []
-            case LauncherReported(message=Ready() as ready):
-                return self._on_ready(ready, now)
-            case LauncherReported(message=Fatal(reason=reason)):
+            case Ready():
+                return self._on_ready(stimulus, now)
+            case Fatal(reason=reason):
                 self.fatal, self.ready = reason, False
                 return [SendHeartbeat()]
-            case LauncherReported(message=Spawned() as spawned):
-                return self._on_spawned(spawned, now)
-            case LauncherReported(message=SpawnFailed() as failed):
-                return self._on_spawn_failed(failed, now)
-            case LauncherReported(message=Exited() as exited, oom=oom, taken=taken):
-                return self._on_exited(exited, oom, taken, now)
-            case LauncherReported(message=LoadOver() as over):
-                return self._on_load_over(over)
-            case LauncherReported(message=Gone(reason=reason)):
+            case Spawned():
+                return self._on_spawned(stimulus, now)
+            case SpawnFailed():
+                return self._on_spawn_failed(stimulus, now)
+            case Exited():
+                return self._on_exited(stimulus, now)
+            case LoadOver():
+                return self._on_load_over(stimulus)
+            case Gone(reason=reason):
                 return self._on_gone(reason, now)
             case TailRead():
                 return self._on_tail(stimulus)
@@ -257,7 +249,8 @@ class AgentState:
                 return [*self._shut_down(grace_s, now), SendHeartbeat()]
             case Ticked():
                 return self._on_tick(now)
-        raise AssertionError(f"no such stimulus: {stimulus}")
+            case _:
+                return self._on_order(stimulus, now)
 
     # -- orders ------------------------------------------------------------------------------------
 
@@ -273,35 +266,23 @@ class AgentState:
             case Shutdown(grace_s=grace_s, keep_copies=keep_copies):
                 self._keep_copies, self._is_shut_down = keep_copies, True
                 return self._shut_down(grace_s, now)
-            case RequestCheckpoint(generation=generation, step=step):
-                return [AskCheckpoint(step=step)] if self._runs(generation) else []
-            case Pace(generation=generation, stride=stride):
-                return [SetStride(stride=stride)] if self._runs(generation) else []
-            case Flush(generation=generation, step=step):
-                return [AskFlush(step=step)] if self._runs(generation) else []
+            case RequestCheckpoint() | Pace() | Flush() | TakeStacks():
+                runs = order.generation == self.generation and self.phase is Phase.RUNNING
+                return [order] if runs else []
             case Save():
-                return [SaveCopies(order=order)] if not self.workers.living else []
+                return [order] if not self.workers.living else []
             case Stay(for_s=for_s):
                 self._stays_until = now + for_s
                 return []
-            case TakeStacks(generation=generation):
-                pids = {w.rank: w.pid for w in self.workers.living if w.pid is not None}
-                return [SampleStacks(order=order, workers=pids)] if self._runs(generation) else []
             case Rehearse():
                 return self._on_rehearse(order)
             case Load(number=number):
                 if number <= self._load_ordered or self._ending or not self.ready:
                     return []
                 self._load_ordered = number
-                return [LoadModules(order=order)]
-            case Inject(rank=rank, signal=number):
-                worker = self.workers.get(rank)
-                if worker is None or worker.pid is None or worker.exit is not None:
-                    return []
-                return [InjectSignal(pid=worker.pid, number=number)]
-
-    def _runs(self, generation: int) -> bool:
-        return generation == self.generation and self.phase is Phase.RUNNING
+                return [order]
+            case Inject(rank=rank):
+                return [order] if rank in self.workers.living_pids else []
 
     def _on_launch(self, launch: Launch, now: float) -> list[Instruction]:
         known = self._pending.generation if self._pending else self.generation
@@ -330,7 +311,7 @@ class AgentState:
         elif self.ready:
             self._pending = None
             self.workers = Workers.ordered(launch.ranks)
-            done.append(SpawnWorkers(launch=launch))
+            done.append(launch)
             if launch.slot == 0:
                 done.append(RenewPort())
         return [*done, SendHeartbeat()]
@@ -363,8 +344,7 @@ class AgentState:
             return []
         self.phase = Phase.STOPPING
         self._stop_began, self._kill_at = now, now + grace_s
-        pids = [w.pid for w in self.workers.living if w.pid is not None]
-        done: list[Instruction] = [Terminate(pid=pid) for pid in pids]
+        done: list[Instruction] = [Terminate(pid=pid) for pid in self.workers.living_pids.values()]
         if grace_s <= 0:
             done = self._kill_all(now)
         return [*done, SendHeartbeat()]
@@ -395,7 +375,7 @@ class AgentState:
         if self.workers.living or self._pending or self._ending or self.fatal or order.number <= known:
             return []
         self.rehearsal = Rehearsal(number=order.number, state=RehearsalState.RUNNING)
-        return [StartRehearsal(order=order), SendHeartbeat()]
+        return [order, SendHeartbeat()]
 
     def _end_rehearsal(self, now: float) -> list[Instruction]:
         """End the rehearsal: the node is needed for something else."""
@@ -445,7 +425,7 @@ class AgentState:
         worker.bury_unstarted(failed.reason, now)
         return [*self._if_all_started(now), *self._if_all_ended(now), SendHeartbeat()]
 
-    def _on_exited(self, exited: Exited, oom: str, taken: str, now: float) -> list[Instruction]:
+    def _on_exited(self, exited: Exited, now: float) -> list[Instruction]:
         worker = self.workers.get(exited.rank)
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
@@ -457,8 +437,8 @@ class AgentState:
             code=exited.code,
             signal=exited.signal,
             error=exited.error,
-            oom="" if ours else oom,
-            taken="" if ours else taken,
+            oom="" if ours else exited.oom,
+            taken="" if ours else exited.taken,
         )
         done: list[Instruction] = [SendHeartbeat()]
         if worker.exit.failed and self.phase is not Phase.STOPPING:
@@ -526,7 +506,7 @@ class AgentState:
     def _kill_all(self, now: float) -> list[Instruction]:
         patience_s = min(self._kill_wait_s, LEAVING_S) if self._ending else self._kill_wait_s
         self._kill_at, self._killed_at, self._give_up_at = None, now, now + patience_s
-        return [Kill(pid=w.pid) for w in self.workers.living if w.pid is not None]
+        return [Kill(pid=pid) for pid in self.workers.living_pids.values()]
 
     # -- transitions that several stimuli lead to --------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""What happens to an agent, and what it then does: the two alphabets of its state machine."""
+"""What happens to an agent, and what it then does: the two alphabets of its state machine.
+
+An order of the controller and news of the launcher are stimuli as they come. An order is also the instruction
+to carry it out, if what the workers do allows that.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,26 @@ from typing import TypeAlias
 from slurm_robust.agent.launcher import LauncherMessage
 from slurm_robust.model.record import Record
 from slurm_robust.model.standby import Rehearsal
-from slurm_robust.wire.messages import Launch, Load, Order, Rehearse, Save, TakeStacks
+from slurm_robust.wire.messages import (
+    Flush,
+    Inject,
+    Launch,
+    Load,
+    Order,
+    Pace,
+    Rehearse,
+    RequestCheckpoint,
+    Save,
+    TakeStacks,
+)
 
 # -- stimuli --------------------------------------------------------------------------------------
-
-
-class OrderCame(Record):
-    """The controller wants something."""
-
-    order: Order
 
 
 class EpochSeen(Record):
     """A controller with ``epoch`` exists; orders of lower epochs are void from now on."""
 
     epoch: int
-
-
-class LauncherReported(Record):
-    """News of the workers or of the launcher itself."""
-
-    message: LauncherMessage
-    oom: str = ""  # as in ``WorkerExit``, and so is ``taken``
-    taken: str = ""
 
 
 class TailRead(Record):
@@ -64,7 +65,7 @@ class Ticked(Record):
 
 
 Stimulus: TypeAlias = (
-    OrderCame | EpochSeen | LauncherReported | TailRead | GpusReported | RehearsalOver | TermCame | Ticked
+    Order | LauncherMessage | EpochSeen | TailRead | GpusReported | RehearsalOver | TermCame | Ticked
 )
 
 # -- instructions ---------------------------------------------------------------------------------
@@ -72,12 +73,6 @@ Stimulus: TypeAlias = (
 
 class StartLauncher(Record):
     """Start the launcher, which is not there."""
-
-
-class SpawnWorkers(Record):
-    """Make step records and start the workers of ``launch``."""
-
-    launch: Launch
 
 
 class Terminate(Record):
@@ -90,13 +85,6 @@ class Kill(Record):
     """KILL to a worker's group."""
 
     pid: int
-
-
-class InjectSignal(Record):
-    """A drill: ``number`` to the worker alone."""
-
-    pid: int
-    number: int
 
 
 class WatchGpus(Record):
@@ -116,53 +104,10 @@ class ReadTail(Record):
     rank: int
 
 
-class AskCheckpoint(Record):
-    """Put the request for a checkpoint at ``step`` into the step records."""
-
-    step: int
-
-
-class SetStride(Record):
-    """Steps that are multiples of ``stride`` go to peers from now on."""
-
-    stride: int
-
-
-class AskFlush(Record):
-    """Have the snapshot of ``step`` kept when it comes, and put on disk and storage."""
-
-    step: int
-
-
-class SaveCopies(Record):
-    """Put copies in memory on storage as ``order`` says."""
-
-    order: Save
-
-
-class SampleStacks(Record):
-    """Take the stacks of ``workers`` (rank to pid) as ``order`` says, and send them."""
-
-    order: TakeStacks
-    workers: dict[int, int]
-
-
-class StartRehearsal(Record):
-    """Start the rehearsal of ``order``; RehearsalOver follows."""
-
-    order: Rehearse
-
-
 class EndRehearsal(Record):
     """Kill the rehearsal, which need not be there any more; no RehearsalOver follows."""
 
     watch_gpus: bool  # and report what it holds of the GPUs, as for WatchGpus
-
-
-class LoadModules(Record):
-    """Have the launcher import what ``order`` says; its LoadOver follows."""
-
-    order: Load
 
 
 class RenewPort(Record):
@@ -184,22 +129,22 @@ class EndAgent(Record):
 
 
 Instruction: TypeAlias = (
-    StartLauncher
-    | SpawnWorkers
+    Launch
+    | RequestCheckpoint
+    | Pace
+    | Flush
+    | Save
+    | TakeStacks
+    | Rehearse
+    | Load
+    | Inject
+    | StartLauncher
     | Terminate
     | Kill
-    | InjectSignal
     | WatchGpus
     | SweepGroups
     | ReadTail
-    | AskCheckpoint
-    | SetStride
-    | AskFlush
-    | SaveCopies
-    | SampleStacks
-    | StartRehearsal
     | EndRehearsal
-    | LoadModules
     | RenewPort
     | ForgetRecords
     | SendHeartbeat

@@ -43,7 +43,7 @@ class Prepare(Record, tag_field="kind", tag="prepare"):
     cwd: str
     nproc_per_node: int
     preload: tuple[str, ...] = ()
-    learned: tuple[str, ...] = ()  # what workers of this job were seen to import; see Unfit
+    learned: tuple[str, ...] = ()  # what workers of this job were seen to import; see Fatal
 
 
 class Spawn(Record, tag_field="kind", tag="spawn"):
@@ -82,16 +82,10 @@ class Ready(Record, tag_field="kind", tag="ready"):
 
 
 class Fatal(Record, tag_field="kind", tag="fatal"):
-    """No worker can ever be started, with the reason and the fix; the zygote ends."""
+    """No worker can ever be started by a zygote that was prepared so; the zygote ends."""
 
-    reason: str
-
-
-class Unfit(Record, tag_field="kind", tag="unfit"):
-    """A module of ``learned`` is not to be imported before a fork; the zygote ends."""
-
-    module: str  # "" if no zygote could import any
-    reason: str
+    reason: str  # with the fix
+    module: str = ""  # of ``learned``, if it is to blame: it is not to be imported before a fork
 
 
 class Spawned(Record, tag_field="kind", tag="spawned"):
@@ -120,10 +114,12 @@ class Exited(Record, tag_field="kind", tag="exited"):
     code: int | None = None
     signal: int | None = None
     error: WorkerError | None = None  # what the worker left about itself
+    oom: str = ""  # as in ``WorkerExit``, and so is ``taken``; the agent fills them in
+    taken: str = ""
 
 
 ToZygote: TypeAlias = Prepare | Spawn | Serve | Sweep
-FromZygote: TypeAlias = Ready | Fatal | Unfit | Spawned | SpawnFailed | Exited
+FromZygote: TypeAlias = Ready | Fatal | Spawned | SpawnFailed | Exited
 
 _to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
 _from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)

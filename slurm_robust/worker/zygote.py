@@ -46,7 +46,6 @@ from slurm_robust.worker.spawning import (
     Spawned,
     SpawnFailed,
     Sweep,
-    Unfit,
     WorkerSpec,
 )
 
@@ -147,7 +146,7 @@ class Zygote:
             self._send(Fatal(reason=str(error)))
             return False
         except UnfitModule as error:
-            self._send(Unfit(module=error.module, reason=str(error)))
+            self._send(Fatal(module=error.module, reason=str(error)))
             return False
         # Objects made so far will not be touched by the workers' garbage collections, so that their
         # memory stays shared.

@@ -162,8 +162,9 @@ class SimNode:
                 code=code,
                 signal=number,
                 error=error,
+                oom=oom,
             )
-            agent.hear_launcher(report, oom=oom)
+            agent.hear_launcher(report)
         notice_s = self.env.pace.peers_notice_s
         if notice_s is not None and code != 0 and rank.killed is None and error is not LOST_PEER:
             self.env.after(notice_s, partial(self._lose_peer, rank))
@@ -198,23 +199,21 @@ class SimAgent:
         self._stacks: dict[int, msg.StacksTaken] = {}
         self._hands: dict[type[do.Instruction], Callable[[Any], None]] = {
             do.StartLauncher: self._start_launcher,
-            do.SpawnWorkers: self._spawn,
+            msg.Launch: self._spawn,
             do.Terminate: lambda order: self._signal(order.pid, signal.SIGTERM),
             do.Kill: lambda order: self._signal(order.pid, signal.SIGKILL),
-            do.InjectSignal: lambda order: self._signal(order.pid, order.number),
+            msg.Inject: lambda order: self._signal(self.state.workers.living_pids[order.rank], order.signal),
             do.WatchGpus: lambda order: self._watch_gpus(),
             do.SweepGroups: lambda order: None,
             do.ReadTail: lambda order: None,
-            do.AskCheckpoint: self._ask_checkpoint,
-            do.SetStride: lambda order: None,
-            do.AskFlush: self._ask_flush,
-            do.SaveCopies: lambda order: self._after(
-                env.pace.write_s, partial(self._save_copies, order.order)
-            ),
-            do.SampleStacks: self._sample,
-            do.StartRehearsal: self._rehearse,
+            msg.RequestCheckpoint: self._ask_checkpoint,
+            msg.Pace: lambda order: None,
+            msg.Flush: self._ask_flush,
+            msg.Save: lambda order: self._after(env.pace.write_s, partial(self._save_copies, order)),
+            msg.TakeStacks: self._sample,
+            msg.Rehearse: self._rehearse,
             do.EndRehearsal: lambda order: self._watch_gpus() if order.watch_gpus else None,
-            do.LoadModules: self._load,
+            msg.Load: self._load,
             do.RenewPort: lambda order: self._renew_port(),
             do.ForgetRecords: lambda order: self.ranks.clear(),
             do.SendHeartbeat: lambda order: self._want(),
@@ -258,14 +257,14 @@ class SimAgent:
                 if epoch >= self.state.epoch:
                     self._env.timeline.after(message.for_s, partial(self._probe, message))
             case _:
-                self._take(do.OrderCame(order=message))
+                self._take(message)
         self.link.on_answer(message.epoch, self.mono)
         if self.is_alive:
             self._turn()
 
-    def hear_launcher(self, message: LauncherMessage, oom: str = "") -> None:
+    def hear_launcher(self, message: LauncherMessage) -> None:
         """Hear news of the zygote."""
-        self._after(REPORT_S, lambda: self.take(do.LauncherReported(message=message, oom=oom)))
+        self._after(REPORT_S, lambda: self.take(message))
 
     def warn(self) -> None:
         """Warn of the end of the run (USR1), as Slurm does."""
@@ -380,11 +379,11 @@ class SimAgent:
         begun = self._env.now
         self._after(
             self._env.pace.zygote_s,
-            lambda: self.take(do.LauncherReported(message=Ready(import_s=self._env.now - begun))),
+            lambda: self.take(Ready(import_s=self._env.now - begun)),
         )
 
-    def _spawn(self, order: do.SpawnWorkers) -> None:
-        launch, env = order.launch, self._env
+    def _spawn(self, launch: msg.Launch) -> None:
+        env = self._env
         self._flush = self._flushed = -1
         self._unflushed = ""
         self.ranks = {
@@ -455,7 +454,7 @@ class SimAgent:
         else:
             self._after(REPORT_S, lambda: self.take(do.GpusReported(held="")))
 
-    def _ask_checkpoint(self, order: do.AskCheckpoint) -> None:
+    def _ask_checkpoint(self, order: msg.RequestCheckpoint) -> None:
         for rank in self.ranks.values():
             if rank.step < order.step and rank.published < order.step:
                 rank.wanted = order.step
@@ -466,7 +465,7 @@ class SimAgent:
         self._env.storage.write(ref, (rank.rank,), rank.launch.world_size)
         rank.published = ref.step
 
-    def _ask_flush(self, order: do.AskFlush) -> None:
+    def _ask_flush(self, order: msg.Flush) -> None:
         if order.step > max(self._flushed, *(rank.step for rank in self.ranks.values())):
             self._flush = order.step
 
@@ -500,8 +499,7 @@ class SimAgent:
         }
         self.beat()
 
-    def _sample(self, instruction: do.SampleStacks) -> None:
-        order = instruction.order
+    def _sample(self, order: msg.TakeStacks) -> None:
         if self.node.is_mute:
             return
         if order.number not in self._stacks:
@@ -533,8 +531,8 @@ class SimAgent:
                 )
             )
 
-    def _rehearse(self, instruction: do.StartRehearsal) -> None:
-        number, begun = instruction.order.number, self._env.now
+    def _rehearse(self, order: msg.Rehearse) -> None:
+        number, begun = order.number, self._env.now
 
         def over() -> None:
             took_s = self._env.now - begun
@@ -543,9 +541,8 @@ class SimAgent:
 
         self._after(REHEARSAL_S, over)
 
-    def _load(self, instruction: do.LoadModules) -> None:
-        over = LoadOver(number=instruction.order.number)
-        self._after(self._env.pace.zygote_s, lambda: self.take(do.LauncherReported(message=over)))
+    def _load(self, order: msg.Load) -> None:
+        self._after(self._env.pace.zygote_s, lambda: self.take(LoadOver(number=order.number)))
 
     def _renew_port(self) -> None:
         self._book.port += 1

@@ -5,26 +5,18 @@ from __future__ import annotations
 from slurm_robust.agent.launcher import Gone, LauncherMessage, LoadOver
 from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentState
 from slurm_robust.agent.stimuli import (
-    AskCheckpoint,
     EndAgent,
     EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
-    InjectSignal,
     Instruction,
     Kill,
-    LauncherReported,
-    LoadModules,
-    OrderCame,
     ReadTail,
     RehearsalOver,
     RenewPort,
-    SaveCopies,
     SendHeartbeat,
-    SpawnWorkers,
     StartLauncher,
-    StartRehearsal,
     SweepGroups,
     TailRead,
     TermCame,
@@ -62,10 +54,10 @@ class Machine:
             self.say(Ready(import_s=1.0))
 
     def order(self, order: Order) -> list[Instruction]:
-        return self.state.handle(OrderCame(order=order), self.now)
+        return self.state.handle(order, self.now)
 
     def say(self, message: LauncherMessage) -> list[Instruction]:
-        return self.state.handle(LauncherReported(message=message), self.now)
+        return self.state.handle(message, self.now)
 
     def gpus(self, held: str) -> list[Instruction]:
         return self.state.handle(GpusReported(held=held), self.now)
@@ -125,7 +117,7 @@ BEAT = SendHeartbeat()
 def test_a_launch_spawns_and_the_rendezvous_nodes_port_is_renewed() -> None:
     m = Machine()
     order = launch()
-    assert m.order(order) == [ForgetRecords(), SpawnWorkers(launch=order), RenewPort(), BEAT]
+    assert m.order(order) == [ForgetRecords(), order, RenewPort(), BEAT]
     assert (m.state.phase, m.state.generation) == (Phase.STARTING, 1)
     assert m.spawned(0) == []
     m.now += 0.25
@@ -143,7 +135,7 @@ def test_a_launch_before_the_imports_are_done_waits_for_them() -> None:
     order = launch()
     assert m.order(order) == [ForgetRecords(), BEAT]
     assert m.state.phase is Phase.STARTING
-    assert SpawnWorkers(launch=order) in m.say(Ready(import_s=1.0, notes=("n",)))
+    assert order in m.say(Ready(import_s=1.0, notes=("n",)))
     assert m.state.new_notes == ["n"]
 
 
@@ -178,7 +170,7 @@ def test_a_newer_launch_kills_older_workers_first() -> None:
     m.exited(0, signal=9)
     done = m.exited(1, signal=9)
     assert done[:2] == [SweepGroups(), ForgetRecords()]
-    assert SpawnWorkers(launch=launch(2)) in done
+    assert launch(2) in done
     assert m.state.generation == 2
     assert m.state.workers.exits(m.now) == ()
 
@@ -268,8 +260,18 @@ def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_oursel
     m = Machine()
     m.run()
     for rank in (0, 1):
-        gone = Exited(generation=1, rank=rank, pid=pid_of(rank, 1), ended=m.now, signal=9)
-        m.state.handle(LauncherReported(message=gone, oom="out of memory", taken="by somebody"), m.now)
+        pid = pid_of(rank, 1)
+        m.say(
+            Exited(
+                generation=1,
+                rank=rank,
+                pid=pid,
+                ended=m.now,
+                signal=9,
+                oom="out of memory",
+                taken="by somebody",
+            )
+        )
         m.order(Stop(epoch=1, generation=1, grace_s=1.0))
     assert [exit.oom for exit in m.state.workers.exits(m.now)] == ["out of memory", ""]
     assert [exit.taken for exit in m.state.workers.exits(m.now)] == ["by somebody", ""]
@@ -303,16 +305,18 @@ def test_orders_of_a_lower_epoch_are_void() -> None:
 def test_a_checkpoint_is_asked_of_the_running_generation_only() -> None:
     m = Machine()
     m.run()
-    assert m.order(RequestCheckpoint(epoch=1, generation=1, step=7)) == [AskCheckpoint(step=7)]
+    asked = RequestCheckpoint(epoch=1, generation=1, step=7)
+    assert m.order(asked) == [asked]
     assert m.order(RequestCheckpoint(epoch=1, generation=2, step=7)) == []
     m.order(stop())
-    assert m.order(RequestCheckpoint(epoch=1, generation=1, step=7)) == []
+    assert m.order(asked) == []
 
 
 def test_a_drill_hits_a_living_worker_only() -> None:
     m = Machine()
     m.run()
-    assert m.order(Inject(epoch=1, rank=1, signal=19)) == [InjectSignal(pid=101, number=19)]
+    drill = Inject(epoch=1, rank=1, signal=19)
+    assert m.order(drill) == [drill]
     assert m.order(Inject(epoch=1, rank=5, signal=19)) == []
     m.exited(1, signal=9)
     assert m.order(Inject(epoch=1, rank=1, signal=9)) == []
@@ -428,7 +432,7 @@ def test_an_agent_that_slurm_tells_to_end_stays_as_long_as_it_is_needed() -> Non
     m.exited(0, signal=15)
     assert EndAgent(keep_copies=True) not in m.exited(1, signal=15)
     save = Save(epoch=1, checkpoint=CheckpointId(step=3, generation=1), ranks=(0, 1), world_size=2)
-    assert m.order(save) == [SaveCopies(order=save)]
+    assert m.order(save) == [save]
     m.order(Stay(epoch=1, for_s=8.0))
     assert m.tick(7.0) == []
     assert m.tick(1.5) == [BEAT, EndAgent(keep_copies=True)]
@@ -483,12 +487,12 @@ def ended() -> Machine:
 def test_other_workers_start_when_the_gpus_are_free() -> None:
     m = ended()
     order = launch(2)
-    assert SpawnWorkers(launch=order) not in m.order(order)
+    assert order not in m.order(order)
     assert (m.state.phase, m.state.generation) == (Phase.FREEING, 2)
     m.now += 10.0
     assert m.gpus(HELD) == []
     m.now += 2.0
-    assert SpawnWorkers(launch=order) in m.gpus("")
+    assert order in m.gpus("")
     assert m.state.phase is Phase.STARTING
     assert m.state.timings["gpus"] == 12.0
 
@@ -497,7 +501,7 @@ def test_gpus_that_are_free_before_the_next_launch_hold_up_nobody() -> None:
     m = ended()
     assert m.gpus("") == []
     order = launch(2)
-    assert SpawnWorkers(launch=order) in m.order(order)
+    assert order in m.order(order)
 
 
 def test_gpus_that_are_never_free_are_waited_for_a_minute() -> None:
@@ -507,7 +511,7 @@ def test_gpus_that_are_never_free_are_waited_for_a_minute() -> None:
     m.gpus(HELD)
     assert m.state.deadline == m.now + 60.0
     assert m.tick(59.0) == []
-    assert SpawnWorkers(launch=order) in m.tick(1.0)
+    assert order in m.tick(1.0)
     assert m.state.new_notes == ["GPUs are not free 60 s after their workers ended: gpu0 71000 MiB"]
 
 
@@ -516,8 +520,8 @@ def test_a_launcher_that_is_not_ready_and_gpus_that_are_not_free_are_both_waited
     m.say(Gone(reason="x"))
     order = launch(2)
     m.order(order)
-    assert SpawnWorkers(launch=order) not in m.say(Ready(import_s=1.0))
-    assert SpawnWorkers(launch=order) in m.gpus("")
+    assert order not in m.say(Ready(import_s=1.0))
+    assert order in m.gpus("")
 
 
 def test_a_launch_that_waits_for_gpus_can_be_stopped() -> None:
@@ -535,7 +539,7 @@ def test_without_gpus_nothing_is_waited_for() -> None:
     m.exited(0, signal=9)
     m.exited(1, signal=9)
     order = launch(2)
-    assert SpawnWorkers(launch=order) in m.order(order)
+    assert order in m.order(order)
     assert "gpus" not in m.state.timings
 
 
@@ -552,12 +556,12 @@ def over(state: RehearsalState = RehearsalState.PASSED, number: int = 1) -> Rehe
 
 def test_a_rehearsal_begins_once_for_each_number() -> None:
     machine = Machine()
-    assert machine.order(rehearse()) == [StartRehearsal(order=rehearse()), SendHeartbeat()]
+    assert machine.order(rehearse()) == [rehearse(), SendHeartbeat()]
     assert machine.order(rehearse()) == []
     assert machine.state.handle(over(), machine.now) == [SendHeartbeat()]
     assert machine.state.rehearsal == over().rehearsal
     assert machine.order(rehearse()) == []
-    assert machine.order(rehearse(2))[0] == StartRehearsal(order=rehearse(2))
+    assert machine.order(rehearse(2))[0] == rehearse(2)
 
 
 def test_a_node_with_workers_does_not_rehearse() -> None:
@@ -571,7 +575,7 @@ def test_a_launch_ends_the_rehearsal_first() -> None:
     machine.order(rehearse())
     done = machine.order(launch(1))
     assert done[0] == EndRehearsal(watch_gpus=False)
-    assert SpawnWorkers(launch=launch(1)) in done
+    assert launch(1) in done
     assert machine.state.rehearsal == Rehearsal(number=1, state=RehearsalState.ENDED)
     assert machine.state.handle(over(), machine.now) == []  # it is too late
 
@@ -581,7 +585,7 @@ def test_workers_wait_until_the_gpus_of_the_rehearsal_are_free() -> None:
     machine.order(rehearse())
     assert machine.order(launch(1))[0] == EndRehearsal(watch_gpus=True)
     assert machine.state.phase is Phase.FREEING
-    assert SpawnWorkers(launch=launch(1)) in machine.gpus("")
+    assert launch(1) in machine.gpus("")
 
 
 def test_gpus_of_a_rehearsal_that_ended_by_itself_are_waited_for_as_well() -> None:
@@ -604,7 +608,7 @@ def test_the_end_of_the_agent_ends_the_rehearsal() -> None:
 def test_modules_are_loaded_once_and_a_late_order_cannot_undo_a_newer_one() -> None:
     machine = Machine()
     newer = Load(epoch=1, number=2, modules=("a", "b"))
-    assert machine.order(newer) == [LoadModules(order=newer)]
+    assert machine.order(newer) == [newer]
     assert machine.order(newer) == []
     assert machine.order(Load(epoch=1, number=1, modules=("a",))) == []
     assert machine.state.loaded == 0
@@ -623,7 +627,7 @@ def test_an_order_whose_zygote_has_ended_is_over_and_the_next_one_is_taken() -> 
     assert machine.state.loaded == 1
     machine.say(Ready(import_s=1.0))
     again = Load(epoch=1, number=2, modules=("a", "b"))
-    assert machine.order(again) == [LoadModules(order=again)]
+    assert machine.order(again) == [again]
 
 
 def test_modules_are_loaded_while_workers_live_but_not_before_the_zygote_is_ready_or_at_the_end() -> None:
@@ -631,7 +635,7 @@ def test_modules_are_loaded_while_workers_live_but_not_before_the_zygote_is_read
     assert Machine(ready=False).order(order) == []
     running = Machine()
     running.run()
-    assert running.order(order) == [LoadModules(order=order)]
+    assert running.order(order) == [order]
     ending = Machine()
     ending.order(Shutdown(epoch=1, grace_s=0.0))
     assert ending.order(order) == []
