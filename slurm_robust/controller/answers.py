@@ -121,13 +121,14 @@ def tester_answers(tester: Tester) -> Table:
     """Return what tests nodes."""
 
     def test(asked: qs.TestNodes, tell: Tell) -> Diagnosis:
+        if asked.standby:
+            return tester.test_standby(asked.standby, asked.nodes[0], asked.budget_s)
         if asked.quick:
             return tester.test_quickly(asked.nodes, asked.budget_s)
         return tester.test(asked.nodes, bitwise=asked.bitwise, budget_s=asked.budget_s)
 
     return {
         qs.TestNodes: test,
-        qs.TestStandby: lambda asked, tell: tester.test_standby(asked.number, asked.node, asked.budget_s),
         qs.EndStandbyTest: lambda asked, tell: tester.end_standby_test(asked.number),
         qs.ReplayTraining: lambda asked, tell: tester.replay(asked.nodes, asked.layout),
     }

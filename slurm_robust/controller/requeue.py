@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -24,7 +24,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.output import say
 
 Report = Callable[[str, bool, str], None]
-Answer = Callable[[RequeueAnswer], None]
+Answer = Callable[[SlurmAnswer], None]
 
 
 ORDERS_S = 20.0
@@ -106,7 +106,7 @@ class Requeuer:
             if stage.ok and not is_taken:
                 # What follows the requeue proves it, too: the answer to its own command may be lost.
                 is_taken = True
-                answer(RequeueAnswer(said=RequeueStatus.TAKEN))
+                answer(SlurmAnswer(said=RequeueStatus.TAKEN))
                 # Now, since this run may end before Slurm takes an exclusion, which a watcher repeats.
                 watch()
 
@@ -121,18 +121,18 @@ class Requeuer:
                 report=report_stage,
             )
         except JobNotFound as error:
-            answer(RequeueAnswer(said=RequeueStatus.REFUSED, detail=str(error)))
+            answer(SlurmAnswer(said=RequeueStatus.REFUSED, detail=str(error)))
             return
         except (SlurmError, CommandTimeout, OSError) as error:
-            answer(RequeueAnswer(said=RequeueStatus.NOTHING, detail=str(error)))
+            answer(SlurmAnswer(said=RequeueStatus.NOTHING, detail=str(error)))
             return
         if not outcome.ok:
             said = RequeueStatus.REFUSED if outcome.final else RequeueStatus.NOTHING
-            answer(RequeueAnswer(said=said, detail=outcome.detail))
+            answer(SlurmAnswer(said=said, detail=outcome.detail))
             return
         watch()
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
-        answer(RequeueAnswer(said=RequeueStatus.DONE, detail=advice))
+        answer(SlurmAnswer(said=RequeueStatus.DONE, detail=advice))
 
     def _is_unavailable(self, job: SlurmJob) -> bool:
         """Return whether only a watcher can exclude nodes: the job was resized, which no slurmdbd records."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_robust.engine.questions import GiveBackAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.model.probes import PortsProbed
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout, UpdateUnavailable
@@ -55,40 +55,40 @@ class Shrinker:
         self._refusals: dict[str, int] = {}
         self._shrinking = threading.Lock()
 
-    def give_back(self, node: str) -> GiveBackAnswer:
+    def give_back(self, node: str) -> SlurmAnswer:
         """Take one evicted node out of the allocation. Never raises for Slurm."""
         try:
             return self._give_back(node)
         except (ControllerUnreachable, SlurmTimeout, CommandTimeout) as error:
-            return GiveBackAnswer(said=RequeueStatus.NOTHING, detail=str(error))
+            return SlurmAnswer(said=RequeueStatus.NOTHING, detail=str(error))
         except (SlurmError, OSError) as error:
             # It may pass: if slurmdbd is slow, Slurm refuses to resize a job that began a moment ago.
             self._refusals[node] = count = self._refusals.get(node, 0) + 1
             said = RequeueStatus.REFUSED if count >= MAX_REFUSALS else RequeueStatus.NOTHING
-            return GiveBackAnswer(said=said, detail=str(error))
+            return SlurmAnswer(said=said, detail=str(error))
 
-    def _give_back(self, name: str) -> GiveBackAnswer:
+    def _give_back(self, name: str) -> SlurmAnswer:
         config = self._slurm.config()
         if "Epilog" not in config:
-            return GiveBackAnswer(
+            return SlurmAnswer(
                 said=RequeueStatus.REFUSED,
                 detail="slurm.conf has no Epilog that would test it; the job keeps it",
             )
         job = self._slurm.job(self._job_id)
         if name not in job.nodes:
-            return GiveBackAnswer(said=RequeueStatus.DONE, detail=TAKEN_BY_SLURM)
+            return SlurmAnswer(said=RequeueStatus.DONE, detail=TAKEN_BY_SLURM)
         if name == job.batch_host:
-            return GiveBackAnswer(said=RequeueStatus.REFUSED, detail="it is the batch host")
+            return SlurmAnswer(said=RequeueStatus.REFUSED, detail="it is the batch host")
         (node,) = self._slurm.nodes([name])
         if node.is_down:
-            return GiveBackAnswer(
+            return SlurmAnswer(
                 said=RequeueStatus.NOTHING, detail="Slurm takes it from the job by itself: it is DOWN"
             )
         if _is_offered(node) and not self._answering([node], config):
             detail = "its slurmd takes no connection, but Slurm would still give it to another job"
-            return GiveBackAnswer(said=RequeueStatus.NOTHING, detail=detail)
+            return SlurmAnswer(said=RequeueStatus.NOTHING, detail=detail)
         self._shrink(job, [name])
-        return GiveBackAnswer(said=RequeueStatus.DONE, detail="the epilog tests it")
+        return SlurmAnswer(said=RequeueStatus.DONE, detail="the epilog tests it")
 
     def drop_dead(self, silent: Sequence[str], report: Report) -> None:
         """Take dead nodes out of the allocation, so that a requeue does not wait until Slurm gives them up.

@@ -20,7 +20,7 @@ from pathlib import Path
 from slurm_robust.config.plan import RunPlan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.supervisor import Others, supervise
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
@@ -228,8 +228,8 @@ def _requeue(
     exclude: tuple[str, ...],
     *,
     revives: bool = False,
-) -> RequeueAnswer:
-    answers: list[RequeueAnswer] = []
+) -> SlurmAnswer:
+    answers: list[SlurmAnswer] = []
     requeuer = Requeuer(
         slurm,
         plan.job_id,

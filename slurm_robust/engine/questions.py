@@ -92,16 +92,16 @@ class PendingAnswer(Generic[A]):
 
 
 class RequeueStatus(str, Enum):
-    """What became of a requeue that was asked for."""
+    """What became of a requeue, or of a node that was to be taken out of the allocation."""
 
     TAKEN = "taken"  # the job is requeued; TERM comes, and what is left takes a moment
-    DONE = "done"  # and a watcher finishes the rest
+    DONE = "done"  # and a watcher finishes the rest; or the node is no longer the job's
     REFUSED = "refused"  # for good
     NOTHING = "nothing"  # Slurm gave no answer
 
 
-class RequeueAnswer(Record):
-    """What Slurm says to :class:`BeginRequeue`."""
+class SlurmAnswer(Record):
+    """What Slurm says to :class:`BeginRequeue` and :class:`GiveBack`."""
 
     said: RequeueStatus
     detail: str = ""
@@ -115,14 +115,6 @@ class BorrowAnswer(Record):
     """By the companion that lends it."""
     refusals: tuple[tuple[CompanionPool, str], ...] = ()
     """Why others do not."""
-
-
-class GiveBackAnswer(Record):
-    """What became of :class:`GiveBack`."""
-
-    said: RequeueStatus
-    """DONE: the node is no longer the job's; REFUSED: for good; NOTHING: it may be asked again."""
-    detail: str = ""
 
 
 class SubmittedCompanion(Record):
@@ -220,7 +212,7 @@ class Prune(Question[None]):
     """The newest."""
 
 
-class BeginRequeue(Question[RequeueAnswer]):
+class BeginRequeue(Question[SlurmAnswer]):
     """Ask Slurm to requeue the job without ``exclude``. May be repeated."""
 
     within_s: ClassVar[float] = 600.0
@@ -241,7 +233,7 @@ class ShrinkJob(Question[None]):
     nodes: tuple[str, ...]
 
 
-class GiveBack(Question[GiveBackAnswer]):
+class GiveBack(Question[SlurmAnswer]):
     """Take ``node`` out of the allocation. May be repeated."""
 
     within_s: ClassVar[float] = 180.0
@@ -285,19 +277,12 @@ class TestNodes(Question[Diagnosis]):
 
     within_s: ClassVar[float] = 3600.0
     nodes: tuple[str, ...]
-    bitwise: bool
     budget_s: float
+    bitwise: bool = False
     quick: bool = False
     """Only by the quick test."""
-
-
-class TestStandby(Question[Diagnosis]):
-    """Run the quick test on a standby."""
-
-    within_s: ClassVar[float] = 3600.0
-    number: int
-    node: str
-    budget_s: float
+    standby: int = 0
+    """The number by which :class:`EndStandbyTest` ends the quick test of a standby, 0 for other nodes."""
 
 
 class EndStandbyTest(Question[None]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import BeginRequeue, NoAnswer, RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import BeginRequeue, NoAnswer, RequeueStatus, SlurmAnswer
 from slurm_robust.engine.stages.ending import end_agents
 from slurm_robust.engine.stages.watch import silent_nodes
 from slurm_robust.engine.transitions import ToEnding, ToRequeueing, ToSaving, Transition
@@ -23,7 +23,7 @@ class Requeueing:
     def __init__(self, begin: ToRequeueing) -> None:
         self._begin = begin
         self._since = 0.0
-        self._answer: RequeueAnswer | None = None  # the newest, until the next step
+        self._answer: SlurmAnswer | None = None  # the newest, until the next step
         self._again: float | None = None  # when to ask again
         self._pause = PAUSE_S
         self._said = -SAY_EVERY_S  # when it was last said that Slurm does not answer
@@ -84,12 +84,12 @@ class Requeueing:
         )
         core.ask(question, now, self._take, within_s=LOST_S)
 
-    def _take(self, answer: RequeueAnswer | NoAnswer, now: Now) -> None:
+    def _take(self, answer: SlurmAnswer | NoAnswer, now: Now) -> None:
         if isinstance(answer, NoAnswer):
-            answer = RequeueAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
+            answer = SlurmAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
         self._answer = answer
 
-    def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
+    def _hear(self, core: Core, answer: SlurmAnswer, now: Now) -> None:
         if answer.said is RequeueStatus.NOTHING:
             self._again = now.mono + self._pause
             self._pause = next_pause_s(self._pause)

@@ -40,9 +40,7 @@ class Testing:
                 node for node in self._action.nodes if not core.giving_back.is_leaving(node, now)
             )
             self._limit_s = core.config.detect.quick_test_s
-            question: Question[Diagnosis] = TestNodes(
-                nodes=nodes, bitwise=False, budget_s=self._limit_s, quick=True
-            )
+            question: Question[Diagnosis] = TestNodes(nodes=nodes, budget_s=self._limit_s, quick=True)
         elif isinstance(self._action, Diagnose):
             self._limit_s = core.config.detect.diagnose_s
             question = TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s)

@@ -9,7 +9,7 @@ from functools import partial
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import GiveBack, GiveBackAnswer, NoAnswer, RequeueStatus
+from slurm_robust.engine.questions import GiveBack, NoAnswer, RequeueStatus, SlurmAnswer
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.model import events as ev
@@ -69,9 +69,9 @@ class GivingBack:
             return False
         return known.is_asked or (known.ordered is not None and now.mono - known.ordered < STUBBORN_S)
 
-    def _on_answer(self, node: str, answer: GiveBackAnswer | NoAnswer, now: Now) -> None:
+    def _on_answer(self, node: str, answer: SlurmAnswer | NoAnswer, now: Now) -> None:
         if isinstance(answer, NoAnswer):
-            answer = GiveBackAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
+            answer = SlurmAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
         context, known = self._context, self._returns.setdefault(node, _Return())
         if node not in context.state.held:
             return

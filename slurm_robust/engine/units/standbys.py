@@ -8,7 +8,7 @@ from functools import partial
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import EndStandbyTest, NoAnswer, TestStandby
+from slurm_robust.engine.questions import EndStandbyTest, NoAnswer, TestNodes
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
@@ -136,7 +136,7 @@ class Standbys:
                 budget_s = self._context.config.standby.test_s
                 self._context.emit(Say(text=f"standby {node} runs its quick test"))
                 self._context.ask(
-                    TestStandby(number=self._tests, node=node, budget_s=budget_s),
+                    TestNodes(nodes=(node,), budget_s=budget_s, quick=True, standby=self._tests),
                     now,
                     partial(self._on_tested, self._tests),
                     within_s=budget_s + MARGIN_S,

@@ -122,7 +122,6 @@ class SimController:
             qs.TestNodes: lambda asked: self._tested(
                 asked.nodes, TESTS if asked.quick else ("gemm", "memory")
             ),
-            qs.TestStandby: lambda asked: self._tested((asked.node,), TESTS),
             qs.ReplayTraining: lambda asked: Diagnosis(reason="the replay showed no difference"),
             qs.EndCompanions: self._end_companions,
             qs.SweepCompanions: lambda asked: (),
@@ -358,7 +357,7 @@ class SimController:
             self._borrow(number, asked)
         elif isinstance(asked, qs.ProbeKernels):
             self._answer(number, asked, asked.for_s)
-        elif isinstance(asked, qs.TestNodes | qs.TestStandby | qs.ReplayTraining):
+        elif isinstance(asked, qs.TestNodes | qs.ReplayTraining):
             self._answer(number, asked, self.env.chance.uniform(*self.env.pace.test_s))
         else:
             self._answer(number, asked, self.env.chance.uniform(*self.env.pace.slurm_s))
@@ -436,10 +435,10 @@ class SimController:
         if not (self.env.storage.hangs or self.env.storage.fails):
             self.env.storage.prune(asked.sealed, asked.generation, self.plan.config.checkpoint.keep)
 
-    def _give_back(self, asked: qs.GiveBack) -> qs.GiveBackAnswer:
+    def _give_back(self, asked: qs.GiveBack) -> qs.SlurmAnswer:
         self._shrink((asked.node,))
         self.nodes[asked.node].end_agents()  # Slurm ends all that the job has there
-        return qs.GiveBackAnswer(said=qs.RequeueStatus.DONE, detail="the epilog tests it")
+        return qs.SlurmAnswer(said=qs.RequeueStatus.DONE, detail="the epilog tests it")
 
     def _shrink(self, without: tuple[str, ...]) -> None:
         kept = [n for n in self.slurm.job(self.plan.job_id).nodes if n not in without]

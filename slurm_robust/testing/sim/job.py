@@ -580,7 +580,7 @@ class Sim:
 
         def answer(said: qs.RequeueStatus, detail: str = "") -> None:
             if controller.is_alive:
-                tell(qs.RequeueAnswer(said=said, detail=detail))
+                tell(qs.SlurmAnswer(said=said, detail=detail))
 
         def ask() -> None:
             if self._is_over or controller is not self.controller:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -20,7 +20,7 @@ KILL_WAIT_S = 30.0
 """Slurm's default, from TERM to KILL."""
 
 ORDERED = "ordered to end by SIGTERM"
-SILENT = RequeueAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
+SILENT = SlurmAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
 
 
 class JobWithoutAgents(Job):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.requests import SubmitRequest
@@ -86,7 +86,7 @@ def test_outside_of_slurm_nothing_is_asked() -> None:
 
 def test_a_controller_that_was_overtaken_requeues_nothing(tmp_path: Path) -> None:
     slurm = FakeSlurm()
-    answers: list[RequeueAnswer] = []
+    answers: list[SlurmAnswer] = []
     job_id = started(slurm)
     requeuer = Requeuer(fenced(slurm, lambda: False), job_id, 0, tmp_path / "log", start_now=False)
     requeuer.ask(("n1",), lambda what, ok, detail: None, answers.append)

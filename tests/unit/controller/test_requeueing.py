@@ -10,7 +10,7 @@ import pytest
 
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.engine import questions as qs
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.engine.stages.table import begin
 from slurm_robust.engine.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
@@ -23,11 +23,11 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import plans
 from tests.unit.engine.fake_job import Job
 
-SILENT = RequeueAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
-TAKEN, DONE = RequeueAnswer(said=RequeueStatus.TAKEN), RequeueAnswer(said=RequeueStatus.DONE)
+SILENT = SlurmAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
+TAKEN, DONE = SlurmAnswer(said=RequeueStatus.TAKEN), SlurmAnswer(said=RequeueStatus.DONE)
 
 
-def leaving(*answers: RequeueAnswer) -> Job:
+def leaving(*answers: SlurmAnswer) -> Job:
     """A job that has lost a node and asks for its requeue, to which Slurm says ``answers`` each time."""
     job = Job(spares=())
     job.train_to(3)
@@ -37,7 +37,7 @@ def leaving(*answers: RequeueAnswer) -> Job:
     return job
 
 
-def hear(job: Job, answer: RequeueAnswer) -> None:
+def hear(job: Job, answer: SlurmAnswer) -> None:
     job.reply(qs.BeginRequeue, answer)
 
 
@@ -72,7 +72,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
 def test_a_refusal_ends_the_job_with_slurms_message() -> None:
     message = "Slurm does not requeue the job: Requested operation is presently disabled"
     job = leaving(SILENT)
-    job.slurm_says = (RequeueAnswer(said=RequeueStatus.REFUSED, detail=message),)
+    job.slurm_says = (SlurmAnswer(said=RequeueStatus.REFUSED, detail=message),)
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.core.state.ended is not None
@@ -135,7 +135,7 @@ def test_a_requeue_whose_command_died_is_seen_by_what_follows(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT)])
-def test_a_requeue_that_was_taken_ends_the_run_whatever_follows(answers: tuple[RequeueAnswer, ...]) -> None:
+def test_a_requeue_that_was_taken_ends_the_run_whatever_follows(answers: tuple[SlurmAnswer, ...]) -> None:
     job = leaving(*answers)
     assert told_to_end(job) <= TERM_COMES_S + 1
     job.until(lambda: job.code is not None)
@@ -143,7 +143,7 @@ def test_a_requeue_that_was_taken_ends_the_run_whatever_follows(answers: tuple[R
 
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT), (DONE,)])
-def test_a_job_does_not_wait_for_a_term_that_never_comes(answers: tuple[RequeueAnswer, ...]) -> None:
+def test_a_job_does_not_wait_for_a_term_that_never_comes(answers: tuple[SlurmAnswer, ...]) -> None:
     job = leaving(*answers)
     job.until(lambda: job.code is not None, limit=LOST_S + 60)
     assert job.code == ExitCode.REQUEUED
@@ -164,7 +164,7 @@ def test_nodes_are_not_kept_for_days() -> None:
 
 def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
     advice = "an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release 7"
-    job = leaving(TAKEN, RequeueAnswer(said=RequeueStatus.DONE, detail=advice))
+    job = leaving(TAKEN, SlurmAnswer(said=RequeueStatus.DONE, detail=advice))
     assert f"the job is requeued but does not start by itself: {advice}" in job.said
 
 
@@ -187,7 +187,7 @@ class Asked:
         self.slurm = slurm or FakeSlurm()
         self.id = self.slurm.submit(SubmitRequest(command=("train.sh",), nodes=2, options=options))
         self.stages: list[tuple[str, bool]] = []
-        self.answers: list[RequeueAnswer] = []
+        self.answers: list[SlurmAnswer] = []
         self._requeuer = Requeuer(
             self.slurm,
             self.id,

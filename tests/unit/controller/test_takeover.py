@@ -16,7 +16,7 @@ from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import PreviousController, _fenced, _write_start
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.takeover import finish, take_over, watch
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
@@ -132,7 +132,7 @@ def test_the_next_run_is_never_cancelled(
 
     monkeypatch.setattr(slurm, "cancel", away)
     if code is not None:
-        refused = RequeueAnswer(said=RequeueStatus.REFUSED, detail="no")
+        refused = SlurmAnswer(said=RequeueStatus.REFUSED, detail="no")
         monkeypatch.setattr(takeover, "_requeue", lambda *arguments: refused)
     finish(JobDirectory(tmp_path), plan, slurm, code)
     job = slurm.job(plan.job_id)

@@ -126,7 +126,7 @@ class Job:
         self.begun_requeues: list[qs.BeginRequeue] = []
         self.given_back: list[str] = []
         self.let_go: list[str] = []  # dead nodes whose srun was killed
-        self.slurm_returns = qs.GiveBackAnswer(said=qs.RequeueStatus.DONE, detail="the epilog tests it")
+        self.slurm_returns = qs.SlurmAnswer(said=qs.RequeueStatus.DONE, detail="the epilog tests it")
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
         self.tested: list[qs.TestNodes] = []
@@ -134,7 +134,7 @@ class Job:
         self.diagnosis: Diagnosis | None = Diagnosis(results=(passed,), reason="all passed")  # of tests
         self.quick: dict[str, Outcome | None] = {}
         self.quick_text = "x"  # of a failure
-        self.standby_tests: list[qs.TestStandby] = []
+        self.standby_tests: list[qs.TestNodes] = []
         self.ended_tests: list[int] = []
         self.answers_tests = True  # those of standbys, at once
         self.saved_stacks: list[qs.SaveStacks] = []
@@ -161,8 +161,8 @@ class Job:
         self.refuses: set[tuple[str, CheckpointId]] = set()  # agents that say they cannot write that one
         self.kept: dict[str, bool] = {}
         self.slurm_says = (
-            qs.RequeueAnswer(said=qs.RequeueStatus.TAKEN),
-            qs.RequeueAnswer(said=qs.RequeueStatus.DONE),
+            qs.SlurmAnswer(said=qs.RequeueStatus.TAKEN),
+            qs.SlurmAnswer(said=qs.RequeueStatus.DONE),
         )
         self.core = Core(
             config,
@@ -245,18 +245,18 @@ class Job:
                 self.let_go.append(node)
             case qs.Prune():
                 self.pruned += 1
+            case qs.TestNodes(standby=test, nodes=(node,)) if test:
+                self.standby_tests.append(question)
+                self.test_numbers[test] = number
+                if self.answers_tests:
+                    self.answer_test(test, node)
             case qs.TestNodes():
                 self.tested.append(question)
                 if self.diagnosis is not None:
                     found = self.quick_answer(question.nodes) if question.quick else self.diagnosis
                     self.hear(number, found)
-            case qs.TestStandby(node=node):
-                self.standby_tests.append(question)
-                self.test_numbers[question.number] = number
-                if self.answers_tests:
-                    self.answer_test(question.number, node)
-            case qs.EndStandbyTest(number=test):
-                self.ended_tests.append(test)
+            case qs.EndStandbyTest(number=ended):
+                self.ended_tests.append(ended)
             case qs.ReplayTraining():
                 if self.diagnosis is not None:
                     self.hear(number, self.diagnosis)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, DetectConfig, JobConfig, Timings
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.wire.messages import Phase
@@ -36,9 +36,9 @@ CONFIG = JobConfig(
     ),
     detect=DetectConfig(first_step_s=60.0, phase_s=60.0, diagnose_s=20.0),
 )
-TAKEN, DONE = RequeueAnswer(said=RequeueStatus.TAKEN), RequeueAnswer(said=RequeueStatus.DONE)
-SILENT = RequeueAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
-REFUSED = RequeueAnswer(said=RequeueStatus.REFUSED, detail="Requeue is disabled")
+TAKEN, DONE = SlurmAnswer(said=RequeueStatus.TAKEN), SlurmAnswer(said=RequeueStatus.DONE)
+SILENT = SlurmAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
+REFUSED = SlurmAnswer(said=RequeueStatus.REFUSED, detail="Requeue is disabled")
 
 WITHIN_S = 2400.0
 """With the times of CONFIG; storage may be away for 1800 s of it, slurmctld for 900 s."""

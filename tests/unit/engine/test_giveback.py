@@ -14,7 +14,7 @@ from slurm_robust.model.journal import fold
 from tests.unit.engine.fake_job import Job
 from tests.unit.engine.test_detection import alert
 
-NOT_NOW = qs.GiveBackAnswer(said=qs.RequeueStatus.NOTHING, detail="the DB index is being set")
+NOT_NOW = qs.SlurmAnswer(said=qs.RequeueStatus.NOTHING, detail="the DB index is being set")
 
 
 def evict(job: Job, node: str = "n2") -> Job:

@@ -48,7 +48,7 @@ def test_a_used_standby_is_replaced_while_training_goes_on() -> None:
     assert job.core.world.generation == 2
     assert job.core.world.incident is None
     train(job, SETTLED_S + 5)
-    assert [effect.node for effect in job.standby_tests] == ["n5"], "it goes through the same stages"
+    assert [effect.nodes[0] for effect in job.standby_tests] == ["n5"], "it goes through the same stages"
     job.power_cut("n3")
     job.until(lambda: job.core.world.generation == 3)
     assert job.core.world.slots == ("n1", "n5")

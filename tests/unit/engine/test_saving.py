@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
-from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
@@ -15,7 +15,7 @@ from slurm_robust.policy.checkpoints import LAST_STORE_S
 from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job
 
-REFUSED = RequeueAnswer(said=RequeueStatus.REFUSED, detail="Requested operation is presently disabled")
+REFUSED = SlurmAnswer(said=RequeueStatus.REFUSED, detail="Requested operation is presently disabled")
 BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)
 
 

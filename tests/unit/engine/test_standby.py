@@ -282,7 +282,7 @@ ONLY_TESTS = JobConfig(standby=StandbyConfig(rehearse=False))
 
 def under_test(job: Job) -> list[str]:
     """Standbys whose quick test was begun."""
-    return [effect.node for effect in job.standby_tests]
+    return [effect.nodes[0] for effect in job.standby_tests]
 
 
 def test_each_standby_is_tested_once_when_training_has_settled_and_before_it_rehearses() -> None:
