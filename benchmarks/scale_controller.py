@@ -155,7 +155,7 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
         "received": server.received,
         "sent": server.sent,
         "choose_s": timed(lambda: core.checkpoints.choose(read_clocks())),
-        "seal_s": timed(lambda: core.checkpoints.seal(core.world.generation, (), read_clocks(), None)),
+        "seal_s": timed(lambda: core.copies.seal(core.world.generation, (), read_clocks(), None)),
         "journal_events": len(journal.events),
         "journal_bytes": directory.journal.stat().st_size,
         "append_1250_s": timed(lambda: append(folder / "trial.jsonl", 1250)),

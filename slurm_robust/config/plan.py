@@ -10,6 +10,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.util.files import write_atomically
@@ -55,6 +56,13 @@ class RunPlan(Record):
     def storage(self, directory: JobDirectory) -> Path:
         """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""
         return checkpoints_of(self.config, self.training, directory, self.cwd)
+
+
+def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:
+    """Return the parallel layout of a job. Raises :class:`~slurm_robust.model.layout.DoesNotDivide`."""
+    parallel = config.parallel
+    sizes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "pp": parallel.pp}
+    return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
 
 
 def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:

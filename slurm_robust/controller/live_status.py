@@ -119,7 +119,7 @@ def picture(
         usual_step_s=core.monitor.pace.p50_s,
         ending=core.leaving or core.ending or "",
         held=core.held,
-        listed=core.checkpoints.listed or {},
+        listed=core.storage.listed or {},
         storage=storage,
         news=news,
         turn_s=turn_s,

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
+from slurm_robust.config.plan import layout_of
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.effects import Ask, Effect, Say, Send, Write
 from slurm_robust.engine.questions import A, NoAnswer, NoMoreAnswers, PendingAnswer, Question, StageOver
@@ -16,6 +17,7 @@ from slurm_robust.engine.units.fleet import Fleet
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.world import World
@@ -76,6 +78,11 @@ class Context:
     def world(self) -> World:
         """The world that this engine drives."""
         return self._state.world
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The parallel layout of the slots."""
+        return layout_of(self.config, len(self.world.slots), self.world.nproc_per_node)
 
     @property
     def ending(self) -> str | None:

@@ -21,6 +21,7 @@ from slurm_robust.engine.questions import FindSwitches, NoAnswer, SaveSuspect
 from slurm_robust.engine.transitions import Transition
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
+from slurm_robust.engine.units.copies import HeldCopies
 from slurm_robust.engine.units.departure import Departure
 from slurm_robust.engine.units.drains import Drains
 from slurm_robust.engine.units.fleet import Heard
@@ -29,11 +30,11 @@ from slurm_robust.engine.units.incidents import Incidents
 from slurm_robust.engine.units.learning import Learning
 from slurm_robust.engine.units.liveness import Liveness
 from slurm_robust.engine.units.monitor import Monitor
-from slurm_robust.engine.units.passed_over import PassedOver
 from slurm_robust.engine.units.replenishing import Replenishing
 from slurm_robust.engine.units.stackbook import StackBook
 from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
+from slurm_robust.engine.units.storage import StorageListing
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -92,8 +93,9 @@ class Core(Context):
         self.drains: Final = Drains(self)
         self.liveness: Final = Liveness(self)
         self.departure: Final = Departure(self, now)
-        self.checkpoints: Final = Checkpoints(self, now)
-        self.passed_over: Final = PassedOver(self, self.checkpoints)
+        self.storage: Final = StorageListing(self, now)
+        self.copies: Final = HeldCopies(self, self.storage)
+        self.checkpoints: Final = Checkpoints(self, self.storage, self.copies)
         self.companions: Final = Companions(self, self.starts, now)
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
         self.monitor: Final = Monitor(self, now)
@@ -164,7 +166,7 @@ class Core(Context):
             self.note(text, heartbeat.node, now)
         self._answer(heartbeat, heartbeat.seq)
         self.learning.on_heartbeat(heartbeat, now)
-        self.checkpoints.on_heartbeat(heartbeat)
+        self.copies.on_heartbeat(heartbeat)
         self.departure.on_heartbeat(heartbeat, now)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
@@ -413,7 +415,7 @@ class Core(Context):
             records = [record.good for record in records]
         if not self.is_progress(records):
             return
-        self.checkpoints.on_published(min(p.checkpoint for p in records), now)
+        self.storage.on_published(min(p.checkpoint for p in records), now)
         if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:
             return
         self._progress_at = now.mono

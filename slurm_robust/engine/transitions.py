@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from slurm_robust.engine.units.checkpoints import RestorePoint
 from slurm_robust.model.incident import Borrow, Diagnose, Fault, QuickTest, Replay
 from slurm_robust.model.record import Record
+from slurm_robust.policy.resharding import Way
 
 
 class ToGathering(Record):
@@ -19,6 +21,9 @@ class ToGathering(Record):
 
 class ToLaunching(Record):
     """Send the launch orders of the next generation."""
+
+    point: RestorePoint
+    """From where it begins."""
 
 
 class ToRunning(Record):
@@ -113,7 +118,12 @@ class ToEnding(Record):
 
 
 class ToStoring(Record):
-    """Put what ranks of another number have left in memory on storage, then gather again."""
+    """Put what can be restored only from storage there, then gather again."""
+
+    way: Way
+    """How it is restored from there."""
+    after: int
+    """The step from which training would go on without it."""
 
 
 class ToSaving(Record):

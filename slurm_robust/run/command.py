@@ -15,7 +15,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs.site_rules import check_log_rules
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import RunPlan, checkpoints_of, save_plan
+from slurm_robust.config.plan import RunPlan, checkpoints_of, layout_of, save_plan
 from slurm_robust.controller import supervisor
 from slurm_robust.controller.takeover import watch
 from slurm_robust.diagnostics.command import Code, code_of_replay, render_replay
@@ -23,7 +23,6 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.doctor.facts import Facts
 from slurm_robust.doctor.rule import Level, apply
 from slurm_robust.doctor.rules.site import TIMES
-from slurm_robust.engine.units.checkpoints import layout_of
 from slurm_robust.model import journal
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import RunPlan
-from slurm_robust.engine.units.checkpoints import layout_of
+from slurm_robust.config.plan import RunPlan, layout_of
 from slurm_robust.jobdir import owner
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, PreflightError

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, str] = {
         "diagnostics"
     ),
     "run": (
-        "util model config jobdir slurm terminal wire analysis checkpoint policy worker engine trainings "
+        "util model config jobdir slurm terminal wire analysis checkpoint policy worker trainings "
         "diagnostics doctor controller"
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",

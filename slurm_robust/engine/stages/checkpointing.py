@@ -77,12 +77,7 @@ class Checkpointing:
         if newest != self._moved[0]:
             self._moved = newest, now.mono
         if self._kept < 0 and now.mono - self._moved[1] >= STILL_S and core.config.checkpoint.memory:
-            step, _ = core.checkpoints.seal(state.world.generation, (), now, None)
-            stored = state.world.stored
-            if step >= 0 and (
-                stored is None or (stored.generation, stored.step) < (state.world.generation, step)
-            ):
-                self._kept = step
+            self._kept = core.checkpoints.unstored_step(now)
         if self._kept < 0:
             return
         heartbeats = core.fleet.heartbeats(state.world.slots).values()

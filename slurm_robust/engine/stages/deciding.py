@@ -43,7 +43,7 @@ class Deciding:
         decided = structs.replace(
             decide(core.state, self._fault, now.wall, core.rules), localise_s=localise_s
         )
-        core.passed_over.judge_failure(self._fault, decided.verdict, now)
+        core.checkpoints.passed_over.judge_failure(self._fault, decided.verdict, now)
         core.record(decided)
         core.emit(Say(text=f"incident {decided.incident}: {decided.reason}"))
         if not inc.finds_out_more(decided.actions):

@@ -19,9 +19,10 @@ from slurm_robust.engine.transitions import (
     ToStoring,
     Transition,
 )
+from slurm_robust.engine.units.checkpoints import RestorePoint
 from slurm_robust.engine.units.starts import Unstarted
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.policy.beginning import RELIST_S, May
+from slurm_robust.policy.beginning import May
 from slurm_robust.policy.patience import Growth, patience_s
 from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
 from slurm_robust.util.hostlist import fold
@@ -75,8 +76,7 @@ class Gathering:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
         self._roll_call = MissingAgentsLog(now)
-        if (core.world.sealed or core.world.unsealed) and core.checkpoints.asked != core.world.generation:
-            core.checkpoints.ask_storage(now)
+        core.storage.settle(now)  # it is asked early
         if self._start and not self._expected:
             core.starts.begin((*core.world.slots, *core.state.spares), now)
 
@@ -90,8 +90,8 @@ class Gathering:
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
             if any(core.starts.may_yet_end(n, now) for n in slots):
                 return self._check_deadlines(core, now)
-            if self._can_choose(core, now):
-                return self._begin(core, now)
+            if (point := self._choose(core, now)) is not None:
+                return self._begin(core, point, now)
             if now.mono - self._since > STORAGE_S:
                 return before_the_end(core, f"storage has not answered for {STORAGE_S:.0f} s", now)
             return None
@@ -104,14 +104,13 @@ class Gathering:
             core.starts.begin(tuple(n for n in nodes if core.fleet.heartbeat(n) is None), now)
         return self._check_deadlines(core, now)
 
-    def _begin(self, core: Core, now: Now) -> Transition | None:
+    def _begin(self, core: Core, point: RestorePoint, now: Now) -> Transition | None:
         """Launch, unless that would be step 0 of a job that has got further."""
-        core.checkpoints.seal_pending(now)
-        if core.checkpoints.goes_first(now) is not None:
-            return ToStoring()
-        found = core.checkpoints.beginning(now)
+        if point.goes_first is not None:
+            return ToStoring(way=point.goes_first, after=point.step)
+        found = point.beginning
         if found is None or found.may is May.BEGIN:
-            return ToLaunching()
+            return ToLaunching(point=point)
         if found.may is May.REFUSE or core.config.checkpoint.if_unusable == "end":
             core.note(found.text, "", now)
             return ToEnding(code=found.code, reason=found.text, final=False)
@@ -119,32 +118,26 @@ class Gathering:
             self._is_waiting_said = True
             core.note(found.waits, "", now)
             core.emit(Say(text=found.waits))
-        if core.checkpoints.is_older(RELIST_S, now):
+        if core.storage.ask_again(now):
             self._since = now.mono
-            core.checkpoints.ask_storage(now)
         return None
 
-    def _can_choose(self, core: Core, now: Now) -> bool:
-        """Return whether all that the choice of a checkpoint depends on has been reported."""
+    def _choose(self, core: Core, now: Now) -> RestorePoint | None:
+        """Return from where to begin, when all that the choice depends on has been reported."""
         state, timings = core.state, core.config.timings
-        if not (state.world.sealed or state.world.unsealed):
-            return True
         # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
         heartbeats = core.fleet.heartbeats(state.world.slots).values()
         busy = any(b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
         if state.world.unsealed and busy and now.mono - self._since < stopping_s:
-            return False
-        if core.checkpoints.listed is not None:
-            return True
-        if not (core.checkpoints.answered or core.checkpoints.is_overdue(now)):
-            return False
-        core.checkpoints.seal_pending(now)
-        if core.checkpoints.memory_suffices(now):
-            return True
-        if core.checkpoints.answered and core.checkpoints.is_older(RELIST_S, now):
-            core.checkpoints.ask_storage(now)
-        return False
+            return None
+        if not core.storage.settle(now):
+            return None
+        point = core.checkpoints.restore_point(now)
+        if point.is_settled:
+            return point
+        core.storage.ask_again(now)
+        return None
 
     def _refusal(self, core: Core) -> Transition | None:
         """Return the end of the run if too many nodes do not see the job directory: no node is at fault."""

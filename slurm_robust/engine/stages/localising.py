@@ -72,7 +72,7 @@ class Localising:
             core.evidence_missing("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
         silent = [rank for node in missing for rank in core.world.placement.ranks_of(node)]
         was_patient = bool(sampling.patience)
-        found = sampling.add(stacks, silent, core.checkpoints.layout(), begun=self._since, now=now.mono)
+        found = sampling.add(stacks, silent, core.layout, begun=self._since, now=now.mono)
         if sampling.patience and not was_patient:
             core.note(sampling.patience, "", now)
             core.emit(Say(text=sampling.patience))

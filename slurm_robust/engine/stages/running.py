@@ -30,7 +30,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import Progress, slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
-from slurm_robust.policy.restore import RestorePlan, format_source, format_tiers
+from slurm_robust.policy.restore import format_tiers
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Heartbeat, Launch, Phase
@@ -44,6 +44,7 @@ class Launching:
     """Orders are out; waits until every rank of the new generation is alive."""
 
     def __init__(self, begin: ToLaunching) -> None:
+        self._point = begin.point
         self._agents: dict[str, str] = {}
         self._since = self._sent = 0.0
         self._orders: dict[str, Launch] = {}
@@ -51,11 +52,11 @@ class Launching:
         self._started = Growth()
 
     def enter(self, core: Core, now: Now) -> None:
-        """Choose the rendezvous and the checkpoint, and send the orders."""
-        core.checkpoints.seal_pending(now)
-        plan = core.checkpoints.choose(now)
-        self._say_missing(core, plan, now)
-        state = core.state
+        """Choose the rendezvous, and send the orders."""
+        point, plan, state = self._point, self._point.plan, core.state
+        if point.given_away:
+            core.note(point.given_away, "", now)
+            core.emit(Say(text=point.given_away))
         first = core.fleet.heartbeat(state.world.slots[0])
         assert first is not None  # Gathering saw it
         core.record(
@@ -66,7 +67,7 @@ class Launching:
                 master=f"{first.address}:{first.rendezvous_port}",
                 restore=plan.ref if plan else None,
                 tiers=plan.tiers if plan else {},
-                layout=core.checkpoints.layout().identity(),
+                layout=point.layout,
             )
         )
         if plan is not None:
@@ -74,37 +75,25 @@ class Launching:
             if state.world.reports and (again := state.world.best_step - plan.ref.step) > 0:
                 text += f"; repeats {count(again, 'step')}"
             core.emit(Say(text=f"generation {core.world.generation} {text}"))
-            if cut := core.checkpoints.cut_text(plan):
-                core.note(cut, "", now)
-                core.emit(Say(text=cut))
-        for line in core.passed_over.texts(plan.ref if plan else None):
+            if point.cut:
+                core.note(point.cut, "", now)
+                core.emit(Say(text=point.cut))
+        for line in point.passed_over:
             core.emit(Say(text=line))
         if plan is None and state.world.generation:
             text = "starts again from step 0: no checkpoint can be reached"
-            begun = core.checkpoints.beginning(now)
-            if begun is not None and begun.reasons:
-                text += f" ({'; '.join(begun.reasons)})"
+            if point.beginning is not None and point.beginning.reasons:
+                text += f" ({'; '.join(point.beginning.reasons)})"
             core.note(f"generation {core.world.generation} {text}", "", now)
             core.emit(Say(text=f"generation {core.world.generation} {text}"))
-        self._write_orders(core, plan, first)
+        self._write_orders(core, first)
         self._agents = current_agents(core)
         self._since = now.mono
         self._send(core, now)
 
-    def _say_missing(self, core: Core, plan: RestorePlan | None, now: Now) -> None:
-        """Say what nodes still hold of a newer checkpoint, before the new generation takes its place."""
-        missing = core.checkpoints.given_away(plan, now)
-        if missing is None:
-            return
-        older = format_source(plan.ref.step, plan.tiers) if plan is not None else "the beginning"
-        hint = core.checkpoints.new_parts.hint(missing)
-        text = f"{missing.describe()}: training goes on from {older}{hint}"
-        core.note(text, "", now)
-        core.emit(Say(text=text))
-
-    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
-        state, placement = core.state, core.world.placement
-        peers = core.checkpoints.peers()
+    def _write_orders(self, core: Core, first: Heartbeat) -> None:
+        state, placement, plan = core.state, core.world.placement, self._point.plan
+        peers = core.copies.peers()
         for slot, node in enumerate(placement.slots):
             self._orders[node] = Launch(
                 epoch=state.epoch,
@@ -117,8 +106,8 @@ class Launching:
                 master_port=first.rendezvous_port,
                 restore=state.world.restored,
                 restart_count=state.world.generation - 1,
-                layout=state.world.layouts[state.world.generation],
-                restore_layout=core.checkpoints.layout_to_cut(plan),
+                layout=self._point.layout,
+                restore_layout=self._point.cut_from,
                 sources=plan.sources[node] if plan else (),
                 peers=peers.get(node, ()),
                 stride=state.world.stride,
@@ -237,7 +226,7 @@ class Running:
         """Remember since when silence counts."""
         self._since = now.mono
         self._first_step_seen = core.world.steps_here >= 0
-        self._scheduler = CheckpointScheduler(core, core.checkpoints, now)
+        self._scheduler = CheckpointScheduler(core, core.storage, now)
         self._course = ProgressLog(self._launched, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
@@ -249,7 +238,7 @@ class Running:
             core.watch_progress(now, force=True)
             end = ToEnding(code=0, reason=last.reason)
             core.record(begun_by(end, now.wall, saves=True))  # first: without it a next controller trains on
-            core.checkpoints.record_end(end.reason, now)
+            core.checkpoints.finish(end.reason, now)
             return ToSaving(then=end)
         if core.leaving:
             return ToStopping(reason=core.leaving)

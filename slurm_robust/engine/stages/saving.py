@@ -10,12 +10,11 @@ from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.over import begun_by
 from slurm_robust.engine.transitions import ToEnding, ToRequeueing, ToSaving, Transition
-from slurm_robust.engine.units.rescue import Rescue
+from slurm_robust.engine.units.rescue import Rescue, last_rescue
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.policy.checkpoints import LAST_STORE_S
 from slurm_robust.policy.leaving import SEE_TO_NODES, UnsavedSteps, store_s
-from slurm_robust.policy.resharding import Way
 from slurm_robust.util.hostlist import fold
 
 
@@ -47,24 +46,6 @@ class Saving:
         if core.config.checkpoint.memory and core.checkpoints.need_memory():
             self._agentless = tuple(core.starts.ended(slots))
 
-    def _choose(self, core: Core, now: Now) -> None:
-        """Choose what nodes write, and which nodes."""
-        self._since, self._is_chosen = now.mono, True
-        if not core.config.checkpoint.memory:
-            return
-        checkpoints = core.checkpoints
-        checkpoints.seal_pending(now, awaited=_may_report(core, now))
-        # If nothing has begun yet with this number of ranks, the checkpoint of the earlier ones is newest.
-        way = checkpoints.way(core.world.generation)
-        plan = checkpoints.only_in_memory(now) if way is Way.SAME else None
-        made = checkpoints.new_parts.find(now)  # newer than the plan
-        if plan is not None or made is not None or way is not Way.SAME:
-            after, wanted = checkpoints.newest_stored(), plan.ref if plan is not None and not made else None
-            if plan is not None:  # storage may have a later step that no restore would take
-                after = min(after, plan.ref.step - 1)
-            rescue = Rescue(core, checkpoints, now, way, after=after, wanted=wanted)
-            self._rescue = rescue if rescue.newest is not None else None
-
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when it is on storage, when no node is left that can write, or when time is over."""
         if core.leaving and core.departure.at_once:
@@ -73,7 +54,8 @@ class Saving:
         if not self._is_chosen:
             if self._awaits_agents(core, now):
                 return None
-            self._choose(core, now)
+            self._since, self._is_chosen = now.mono, True
+            self._rescue = last_rescue(core, core.checkpoints, now)
         rescue = self._rescue
         if rescue is None:
             self._say_none(core, now)
@@ -141,7 +123,7 @@ class Saving:
     def _say_lost(self, core: Core, rescue: Rescue, now: Now) -> None:
         newest = rescue.newest
         assert newest is not None
-        stored = core.checkpoints.newest_stored()
+        stored = core.storage.newest_step
         loss = UnsavedSteps(
             newest=newest.step,
             stored=stored,
@@ -168,7 +150,7 @@ class Saving:
             return
         if core.world.running:
             core.watch_progress(now, force=True)
-        newest, stored = core.world.best_step, core.checkpoints.newest_stored()
+        newest, stored = core.world.best_step, core.storage.newest_step
         if newest <= stored:
             return
         waited_s = now.mono - self._since
@@ -188,12 +170,3 @@ class Saving:
             self._say_unsaved(core, why, now, fix=SEE_TO_NODES)
         else:
             self._say_unsaved(core, "no node that answers has all that belongs to a newer step", now)
-
-
-def _may_report(core: Core, now: Now) -> bool:
-    """Return whether a node that does not answer may come back to the job, with what its memory holds."""
-    state, fleet, dead_s = core.state, core.fleet, core.config.timings.node_dead_s
-    kept = (node for node in (*state.world.slots, *state.spares) if node not in state.evicted)
-    return any(
-        fleet.heartbeat(node) is None or fleet.is_silent(node, dead_s, now.mono, now.mono) for node in kept
-    )

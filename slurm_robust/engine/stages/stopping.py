@@ -76,8 +76,7 @@ class Stopping:
         if not self._stopped:
             self._stopped = True
             self._take_late_exits(core, now)
-            core.checkpoints.ask_storage(now)
-        if not (core.checkpoints.answered or core.checkpoints.is_overdue(now, in_a_hurry=bool(core.leaving))):
+        if not core.storage.settle(now):
             return None
         if core.departure.asks(now) and not (core.leaving or core.ending):
             return None
@@ -173,7 +172,6 @@ class Stopping:
         core.emit(Say(text=text))
 
     def _record_end(self, core: Core, now: Now) -> None:
-        generation = core.world.generation
         if not core.world.running:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
@@ -186,36 +184,20 @@ class Stopping:
             if (b := core.fleet.heartbeat(n)) is None or b.agent == self._agents.get(b.node)
         )
         root = root_exit(self._exits, core.log_rules)
-        good_step = self._good_step(core, now)
-        step, shared = core.checkpoints.seal(generation, silent, now, good_step)
         # What is in the memory of nodes that lost only their agents, the next agents report.
         gone = core.starts.step_ended(silent, now) | core.starts.ended(silent)
-        lives_on = set(silent) >= set(core.world.slots) or bool(gone)
-        missing = core.checkpoints.missing(silent, now, good_step) if silent else None
-        if missing is not None:
-            text = f"{missing.describe()}, which {_does(missing.nodes)} not answer: without them "
-            text += core.checkpoints.new_parts.instead(missing, core.checkpoints.left(silent, now))
-            core.note(text, "", now)
-            core.emit(Say(text=text))
-        core.record(
-            ev.GenerationEnded(
-                t=now.wall,
-                generation=generation,
-                reason=self._reason,
-                exits=tuple(e for e in self._exits if e.exit.failed),
-                sealed_step=step,
-                # Nodes that are silent may come back with the parts that are missing.
-                pending=core.checkpoints.listed is None or lives_on or missing is not None,
-                shared=shared,
-                good_step=good_step,
-                stored=core.checkpoints.is_stored(generation, step),
-                root=root.exit.rank if root is not None else -1,
-            )
+        core.checkpoints.end(
+            self._reason,
+            self._exits,
+            root.exit.rank if root is not None else -1,
+            now,
+            silent=silent,
+            may_return=set(silent) >= set(core.world.slots) or bool(gone),
+            good_step=self._good_step(core, now),
         )
-        core.passed_over.judge_restored(self._exits, now, good_step)
 
     def _good_step(self, core: Core, now: Now) -> int | None:
-        """Return the good step, as in :class:`~slurm_robust.model.events.GenerationEnded`.
+        """Return the newest step that may be restored, None if nothing speaks against any.
 
         The rank that was spoiled first may be the last to be heard: its gradients spoil the others.
         """
@@ -223,8 +205,7 @@ class Stopping:
         if seen is None:
             return None
         records = core.progress(now)
-        good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
-        return good if good > core.world.restored_step else -1
+        return min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
 
     def _follow(self, core: Core, now: Now) -> Transition:
         if self._last.is_done:  # the order came too late to change that
@@ -245,10 +226,6 @@ class Stopping:
         unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
-
-
-def _does(nodes: tuple[str, ...]) -> str:
-    return "does" if len(nodes) == 1 else "do"
 
 
 def _last_lines(exit: WorkerExit) -> str:

@@ -19,15 +19,14 @@ class Storing:
     """A rescue within ``timings.checkpoint_s``. Gathering comes next."""
 
     def __init__(self, begin: ToStoring) -> None:
+        self._way, self._after = begin.way, begin.after
         self._rescue: Rescue | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Begin it."""
-        after = core.checkpoints.restorable(now)
-        way = core.checkpoints.goes_first(now) or Way.RESHARD
-        self._rescue = rescue = Rescue(core, core.checkpoints, now, way, after=after)
+        self._rescue = rescue = Rescue(core, core.checkpoints, now, self._way, after=self._after)
         if (what := rescue.what) is not None:
-            ranks = f", of {count(what.world_size, 'rank')}," if way is Way.RESHARD else ""
+            ranks = f", of {count(what.world_size, 'rank')}," if self._way is Way.RESHARD else ""
             core.emit(Say(text=f"{what.ref}{ranks} is only in memory: it goes to storage first"))
             rescue.step(now)
 
@@ -42,10 +41,9 @@ class Storing:
         if not rescue.is_over and waited_s <= core.config.timings.checkpoint_s:
             return None
         if not rescue.is_complete:
-            core.checkpoints.give_up()
+            rescue.give_up()
         if rescue.stored is not None:
             core.emit(Say(text=f"{rescue.stored} is on storage now ({waited_s:.1f} s)"))
-            core.checkpoints.ask_storage(now)
         elif rescue.newest is not None:
             text = f"{rescue.newest} could not be put on storage: {rescue.why()} within {waited_s:.0f} s"
             core.note(text, "", now)

@@ -78,14 +78,14 @@ class Unreachable:
     def _say_missing(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
         """Say what only these nodes have, how long the wait for them is, and what follows."""
         self._is_missing_said = True
-        missing = core.checkpoints.missing(silent, now)
+        lost = core.checkpoints.without(silent, now)
+        missing = lost.missing
         until = clock(now.wall + self._since + core.config.timings.unreachable_s - now.mono)
         what = missing.describe() if missing is not None else f"{fold(silent)} does not answer"
         if missing is None and len(silent) > 1:
             what = f"{fold(silent)} do not answer"
         them = "them" if len(missing.nodes if missing is not None else silent) > 1 else "it"
-        without = core.checkpoints.new_parts.instead(missing, core.checkpoints.left(silent, now))
-        text = f"{what}: waiting for {them} until {until}, else {without}"
+        text = f"{what}: waiting for {them} until {until}, else {lost.instead}"
         core.note(text, "", now)
         core.emit(Say(text=text))
 
@@ -157,7 +157,7 @@ class Unreachable:
         """Return why the wait for the nodes is over, "" while it is not."""
         # While some come back, others may, too.
         standbys = len(standbys_heard(core, now)) if self._is_settled(core, now) else 0
-        steps = core.checkpoints.repeated(silent, now) if standbys >= len(silent) else 0
+        steps = core.checkpoints.without(silent, now).repeated if standbys >= len(silent) else 0
         pace = core.monitor.pace
         repeated_s = steps * (pace.p50_s or pace.p99_s)
         if repeated_s > PATIENT_S and not self._is_patience_said:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
+from slurm_robust.engine.units.copies import HeldCopies
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.layout import ParallelLayout, Placement
+from slurm_robust.model.layout import Placement
 from slurm_robust.policy import restore
 from slurm_robust.policy.missing_parts import MissingParts, are_worth_making, missing_parts
 from slurm_robust.policy.resharding import Way, way
-from slurm_robust.policy.restore import Holding, RestorePlan, ToStore
+from slurm_robust.policy.restore import RestorePlan, ToStore
 from slurm_robust.util.text import named_ranks
 
 
@@ -27,13 +28,11 @@ class NewParts:
     def __init__(
         self,
         context: Context,
-        holdings: Callable[[Now], list[Holding]],
+        copies: HeldCopies,
         choose: Callable[[Now], RestorePlan | None],
-        layout: Callable[[], ParallelLayout],
     ) -> None:
-        """``holdings``: nodes that answer; ``choose``: what is restored without new parts."""
-        self._context = context
-        self._holdings, self._choose, self._layout = holdings, choose, layout
+        """``choose``: what is restored without new parts."""
+        self._context, self._copies, self._choose = context, copies, choose
 
     @property
     def _wanted(self) -> bool:
@@ -53,10 +52,10 @@ class NewParts:
         old = state.world.layouts.get(generation)
         if not self._wanted or state.world.running or generation not in state.world.shared or not old:
             return None
-        if way(old, self._layout()) is not Way.SAME:
+        if way(old, self._context.layout) is not Way.SAME:
             return None
         plan = self._choose(now)
-        reach = [holder for holder in self._holdings(now) if holder.node not in without]
+        reach = [holder for holder in self._copies.reach(now) if holder.node not in without]
         heard = {holder.node for holder in reach}
         missing = missing_parts(
             generation,

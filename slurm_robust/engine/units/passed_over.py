@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Fault, NodeExit, Verdict
 from slurm_robust.policy import restore
+from slurm_robust.policy.restore import RestorePlan
+
+
+class Choose(Protocol):
+    """Chooses what is restored, without ``also_banned``."""
+
+    def __call__(self, now: Now, *, also_banned: CheckpointId | None = None) -> RestorePlan | None:
+        """Return the plan, None if nothing is left."""
 
 
 class PassedOver:
     """Judges the checkpoint with which a generation began by how that ended."""
 
-    def __init__(self, context: Context, checkpoints: Checkpoints) -> None:
-        self._context, self._checkpoints = context, checkpoints
+    def __init__(self, context: Context, choose: Choose) -> None:
+        self._context, self._choose = context, choose
 
     def judge_restored(self, exits: tuple[NodeExit, ...], now: Now, good_step: int | None) -> None:
         """Ban the checkpoint that the generation began with, if its exits or numbers speak against it."""
@@ -33,7 +42,7 @@ class PassedOver:
         restored = state.world.restored
         if not reason or restored is None or restored in state.world.banned:
             return
-        if self._checkpoints.choose(now, also_banned=restored) is not None:
+        if self._choose(now, also_banned=restored) is not None:
             self._context.record(ev.CheckpointBanned(t=now.wall, checkpoint=restored, reason=reason))
             self._context.emit(Say(text=f"checkpoint {restored} is passed over in this job: {reason}"))
 

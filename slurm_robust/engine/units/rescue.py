@@ -73,6 +73,10 @@ class Rescue:
         """Whether nothing is lost."""
         return self._stored == self.newest
 
+    def give_up(self) -> None:
+        """Have no further rescue before the next generation: what did not get onto storage never will."""
+        self._checkpoints.give_up()
+
     def waited_s(self, now: Now) -> float:
         """Return the seconds since it began."""
         return now.mono - self._since
@@ -112,7 +116,7 @@ class Rescue:
             context.record(
                 ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=seconds)
             )
-            self._checkpoints.on_written(ref)
+            self._checkpoints.storage.on_written(ref)
             if what.anew:
                 self._checkpoints.new_parts.on_stored(what, now)
         elif self._sent is not None and self._fails(what.ref, late, now):
@@ -177,3 +181,34 @@ class Rescue:
                 anew={rank: source for rank, source in self._now.anew.items() if rank in ranks},
             )
             self._context.send(node, order)
+
+
+def last_rescue(context: Context, checkpoints: Checkpoints, now: Now) -> Rescue | None:
+    """Begin the rescue before the job leaves its nodes: what can be restored, and only memory has.
+
+    None if memory has nothing that storage lacks.
+    """
+    if not context.config.checkpoint.memory:
+        return None
+    checkpoints.copies.seal_pending(now, awaited=_may_report(context, now))
+    # If nothing has begun yet with this number of ranks, the checkpoint of the earlier ones is newest.
+    way = checkpoints.copies.way(context.world.generation)
+    plan = checkpoints.only_in_memory(now) if way is Way.SAME else None
+    made = checkpoints.new_parts.find(now)  # newer than the plan
+    if plan is None and made is None and way is Way.SAME:
+        return None
+    after = checkpoints.storage.newest_step
+    if plan is not None:  # storage may have a later step that no restore would take
+        after = min(after, plan.ref.step - 1)
+    wanted = plan.ref if plan is not None and not made else None
+    rescue = Rescue(context, checkpoints, now, way, after=after, wanted=wanted)
+    return rescue if rescue.newest is not None else None
+
+
+def _may_report(context: Context, now: Now) -> bool:
+    """Return whether a node that does not answer may come back to the job, with what its memory holds."""
+    state, fleet, dead_s = context.state, context.fleet, context.config.timings.node_dead_s
+    kept = (node for node in (*state.world.slots, *state.spares) if node not in state.evicted)
+    return any(
+        fleet.heartbeat(node) is None or fleet.is_silent(node, dead_s, now.mono, now.mono) for node in kept
+    )

@@ -8,7 +8,7 @@ from itertools import pairwise
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.units.checkpoints import Checkpoints
+from slurm_robust.engine.units.storage import StorageListing
 from slurm_robust.model import events as ev
 from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, next_stride, step_to_store
 from slurm_robust.util.hostlist import fold
@@ -55,9 +55,9 @@ class StepPace:
 class CheckpointScheduler:
     """Serves one generation. Does nothing if training keeps no checkpoints in memory."""
 
-    def __init__(self, context: Context, checkpoints: Checkpoints, now: Now) -> None:
+    def __init__(self, context: Context, storage: StorageListing, now: Now) -> None:
         self._context = context
-        self._checkpoints = checkpoints
+        self._storage = storage
         self._step_times = StepPace()
         self._paced = self._changed = now.mono
         self._flush = -1  # step that is on its way to storage
@@ -109,7 +109,7 @@ class CheckpointScheduler:
         newest = max(p.step for p in records)
         lead_s = max(LEAD_S, 2 * config.timings.heartbeat_s)
         agreed = agreed_step(newest, self._step_times.fastest, lead_s)
-        step = step_to_store(newest, agreed, self._checkpoints.stored_s(now), self._context.rules)
+        step = step_to_store(newest, agreed, self._storage.stored_s(now), self._context.rules)
         if step is not None:
             self._flush, self._reached = step, None
             self._send_flush(now)
@@ -135,7 +135,7 @@ class CheckpointScheduler:
                     t=now.wall, generation=state.world.generation, step=step, seconds=waited_s or 0.0
                 )
             )
-            self._checkpoints.prune(now)
+            self._storage.prune(now)
             if self._is_failing:
                 context.emit(Say(text=f"storage takes checkpoints again: step {step} is there"))
             self._is_failing = False
@@ -149,7 +149,7 @@ class CheckpointScheduler:
                     self._send_flush(now)
                 return
         self._flush = -1
-        self._checkpoints.on_stored(now)
+        self._storage.on_stored(now)
 
     def _say_failed(self, why: dict[str, str], late: list[str], now: Now) -> None:
         """Say once in the job's log that storage fails, until a checkpoint gets there again."""
@@ -160,7 +160,7 @@ class CheckpointScheduler:
             text = f"could not be put on storage by {fold(nodes)}: {why[nodes[0]]}"
         context.note(text, "", now)
         if not self._is_failing:
-            stored = self._checkpoints.newest_stored()
+            stored = self._storage.newest_step
             newer = f"what is newer than step {stored}" if stored >= 0 else "all steps"
             context.emit(Say(text=f"{text}; training goes on, only the nodes' memory has {newer}"))
         self._is_failing = True

@@ -158,30 +158,27 @@ def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
     for generation, step in ((1, 2), (1, 4), (2, 5)):
         hands.publish(generation, step)
     hands.publish(2, 6, ranks=(0,))
-    assert hands.core.checkpoints.asked == 3  # asked for on the way into the first stage
     hands.turn()
-    hands.wait(lambda: hands.core.checkpoints.answered)
+    hands.wait(lambda: hands.core.storage.listed is not None)  # asked for on the way into the first stage
     expected = {
         CheckpointId(step=2, generation=1),
         CheckpointId(step=4, generation=1),
         CheckpointId(step=5, generation=2),
     }
-    assert set(hands.core.checkpoints.listed or ()) == expected
+    assert set(hands.core.storage.listed or ()) == expected
 
 
 def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
     hands.store.path.symlink_to(hands.store.path)
-    hands.turn()
-    hands.wait(lambda: hands.core.checkpoints.answered)
-    assert hands.core.checkpoints.listed is None
-    hands.core.on_tick(read_clocks())
+    hands.turn_until(lambda: any(isinstance(e, ev.StageDone) for e in hands.journal.events))
+    assert hands.core.storage.listed is None
     text = next(e.detail for e in hands.journal.events if isinstance(e, ev.StageDone))
     assert "checkpoints on storage cannot be listed" in text
 
 
 def test_an_answer_to_an_older_question_is_dropped(hands: Hands) -> None:
     hands.core.on_answer(1_000, {}, read_clocks())
-    assert not hands.core.checkpoints.answered
+    assert hands.core.storage.listed is None
 
 
 def test_pruning_keeps_what_can_still_be_restored(hands: Hands) -> None:

@@ -10,6 +10,7 @@ from slurm_robust.engine import effects as fx
 from slurm_robust.engine import questions as qs
 from slurm_robust.engine.clock import Now
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId, Tier
 from tests.unit.engine.fake_job import Job
 
 
@@ -189,16 +190,17 @@ def test_an_answer_that_waits_to_be_taken_in_is_not_late(job: Asking) -> None:
 
 
 def test_an_older_listing_of_storage_that_fails_spoils_no_newer_one(job: Asking) -> None:
-    checkpoints = job.core.checkpoints
+    storage, ref = job.core.storage, CheckpointId(step=1, generation=1)
     job.hears_storage = False
-    checkpoints.ask_storage(job.now())
+    assert not storage.settle(job.now())
     job.tick()
     older = job.newest[qs.FindCheckpoint]
-    checkpoints.ask_storage(job.now())
+    storage.on_written(ref)
+    assert not storage.settle(job.now())
     job.tick()
     job.hear(job.newest[qs.FindCheckpoint], {})
     job.hear(older, qs.NoAnswer(reason="Input/output error"))
-    assert (checkpoints.answered, checkpoints.listed) == (True, {})
+    assert (storage.settle(job.now()), storage.listed) == (True, {ref: Tier.STORAGE})
 
 
 def test_an_older_question_without_answer_takes_back_nothing_that_slurm_said_since(job: Asking) -> None:
