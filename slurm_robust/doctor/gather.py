@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
+from msgspec import structs
+
 from slurm_robust.checkpoint import budget
 from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
@@ -25,11 +27,7 @@ from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
 from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
-from slurm_robust.slurm.errors import (
-    JobNotFound,
-    SlurmCommandError,
-    SlurmError,
-)
+from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError
 from slurm_robust.slurm.records import SlurmJob, Terms
 from slurm_robust.wire.network import speeds
 
@@ -63,17 +61,6 @@ class DoctorRequest(Record):
     """Whether the job's settings were named."""
 
 
-class _Site(Record):
-    """What slurmctld says, of the site and of the job."""
-
-    slurm: dict[str, str] | None = None
-    clock_s: float | None = None
-    reservations: tuple[str, ...] | None = None
-    job: SlurmJob | None = None
-    options: options.Options | None = None
-    gpus_per_node: int | None = None
-
-
 def gather(
     wanted: DoctorRequest, config: JobConfig, environ: Mapping[str, str], slurm: SlurmClient, host: Host
 ) -> tuple[Facts, tuple[str, ...]]:
@@ -85,7 +72,7 @@ def gather(
     inside = int(own) if own.isdecimal() and wanted.script is None else None
     job_id = wanted.job_id or inside
     ours = job_id in (None, inside)
-    site, unseen = _site(
+    site, gpus_per_node, unseen = _site(
         slurm,
         job_id,
         environ if ours else {},
@@ -105,26 +92,28 @@ def gather(
     if not ours:
         unseen += ("the environment of the job's ranks: run it inside of the job",)
     nodes = _nodes(site.job, submitted)
-    gpus = _gpus(site, submitted, outside=job_id is None and wanted.script is None)
-    facts = Facts(
+    slots = config.nodes or (nodes - config.spares if nodes is not None else None)
+    per_node = config.nproc_per_node or gpus_per_node
+    if gpus_per_node is not None:
+        gpus: bool | None = gpus_per_node > 0
+    else:
+        gpus = _gpus(site, submitted, outside=job_id is None and wanted.script is None)
+    facts = structs.replace(
+        site,
         config=config,
         configured=config if wanted.configured else None,
         refused=wanted.refused,
         hears=wanted.hears,
         shape=None if wanted.script is None else shape_of(wanted.script),
-        slurm=site.slurm,
         hook_times=hook_times(host),
-        clock_s=site.clock_s,
         preemption=_terms(slurm, site, submitted),
-        reservations=site.reservations,
-        job=site.job,
         options=submitted,
         environ=dict(environ) if ours else None,
         software=software(host),
         node=node,
         gpus=gpus,
         nodes=nodes,
-        ranks=_ranks(config, nodes, site.gpus_per_node),
+        ranks=slots * per_node if slots and per_node else None,
         saved_s=wanted.saved_s,
         state_bytes=wanted.state_bytes,
     )
@@ -133,15 +122,18 @@ def gather(
 
 def _site(
     slurm: SlurmClient, job_id: int | None, environ: Mapping[str, str], *, named: bool, reserved: bool
-) -> tuple[_Site, tuple[str, ...]]:
-    """Return everything that Slurm is asked. It is not asked again after it gave no answer."""
+) -> tuple[Facts, int | None, tuple[str, ...]]:
+    """Return what Slurm says of the site and the job, the GPUs of a node of it, and what was not seen.
+
+    It is not asked again after it gave no answer.
+    """
     conf, ahead, made, job, submitted, gpus = None, None, None, None, None, None
     unseen: tuple[str, ...] = ()
     try:
         ahead = clock_offset(slurm)
         if environ.get("SLURM_PROCID", "0") != "0":
             # For a thousand tasks slurmctld would be asked a thousand times, with the same answers.
-            return _Site(clock_s=ahead), ("Slurm but for its clock: task 0 of this step asks it",)
+            return Facts(clock_s=ahead), None, ("Slurm but for its clock: task 0 of this step asks it",)
         conf = slurm.config()
         if job_id is not None:
             job = slurm.job(job_id)
@@ -153,8 +145,8 @@ def _site(
         if named and isinstance(error, JobNotFound):
             raise
         unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
-    site = _Site(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted, gpus_per_node=gpus)
-    return site, unseen
+    site = Facts(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted)
+    return site, gpus, unseen
 
 
 def hook_times(host: Host) -> dict[str, HookTimes] | None:
@@ -170,14 +162,13 @@ def hook_times(host: Host) -> dict[str, HookTimes] | None:
         return None
 
 
-def _terms(slurm: SlurmClient, site: _Site, submitted: options.Options | None) -> Terms | None:
+def _terms(slurm: SlurmClient, site: Facts, submitted: options.Options | None) -> Terms | None:
     """Return the terms by which the job is preempted; None if no job is, or they are not known."""
-    of_site = Facts(slurm=site.slurm)
     try:
-        if not of_site.preempts:
+        if not site.preempts:
             return None
         given = submitted.given if submitted is not None else {}
-        if of_site.decides == "QOS":
+        if site.decides == "QOS":
             name = site.job.qos if site.job is not None else given.get("qos", "")
             return next((terms for terms in slurm.qos() if terms.name == name), None)
         name = (site.job.partition if site.job is not None else given.get("partition", "")).partition(",")[0]
@@ -254,10 +245,8 @@ def _nodes(job: SlurmJob | None, submitted: options.Options | None) -> int | Non
     return int(asked) if asked.isdecimal() else None
 
 
-def _gpus(site: _Site, submitted: options.Options | None, *, outside: bool) -> bool | None:
+def _gpus(site: Facts, submitted: options.Options | None, *, outside: bool) -> bool | None:
     """Return whether a job that is not there yet asks for some, or, without a job, the site has some."""
-    if site.gpus_per_node is not None:
-        return site.gpus_per_node > 0
     given = submitted.given if submitted is not None else {}
     if any(name in given for name in _GPU_OPTIONS) or "gpu" in given.get("gres", ""):
         return True
@@ -265,9 +254,3 @@ def _gpus(site: _Site, submitted: options.Options | None, *, outside: bool) -> b
         return None
     has_some = "gpu" in site.slurm.get("GresTypes", "").split(",")
     return has_some if outside or not has_some else None
-
-
-def _ranks(config: JobConfig, nodes: int | None, gpus_per_node: int | None) -> int | None:
-    slots = config.nodes or (nodes - config.spares if nodes is not None else None)
-    per_node = config.nproc_per_node or gpus_per_node
-    return slots * per_node if slots and per_node else None

@@ -68,7 +68,13 @@ def render(report: HazardReport, *, verbose: bool) -> str:
 def _lines(report: HazardReport, *, verbose: bool) -> Iterator[str]:
     for hazard in report.hazards:
         if hazard.level in (Level.BAD, Level.NOTE) or verbose:
-            yield from _hazard(hazard, verbose=verbose)
+            label = "BAD" if hazard.level is Level.BAD else hazard.level.value
+            yield f"{label:>7}  {hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
+            if hazard.why:
+                yield f"           why: {hazard.why}"
+                yield f"           fix: {hazard.fix}"
+            if hazard.source and verbose:
+                yield f"           source: {hazard.source}"
     if report.ends:
         yield "at its end Slurm leaves a job, to save what only memory has:"
     for end in report.ends:
@@ -77,13 +83,3 @@ def _lines(report: HazardReport, *, verbose: bool) -> Iterator[str]:
         yield f"not seen: {one_line(part, None)}"
     counts = (f"{len(report.of(level))} {level.value}" for level in Level)
     yield f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}"
-
-
-def _hazard(hazard: Hazard, *, verbose: bool) -> Iterator[str]:
-    label = "BAD" if hazard.level is Level.BAD else hazard.level.value
-    yield f"{label:>7}  {hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
-    if hazard.why:
-        yield f"           why: {hazard.why}"
-        yield f"           fix: {hazard.fix}"
-    if hazard.source and verbose:
-        yield f"           source: {hazard.source}"

@@ -86,7 +86,9 @@ def shape_of(script: str) -> ScriptShape | None:
 
 def _waits_once(commands: Sequence[Command]) -> str:
     """Return what to say: bash ends a ``wait`` for a trapped signal, runs the trap and goes on after it."""
-    traps = [words for c in commands if (words := _without_dashes(c.words))[:1] == ("trap",)]
+    traps = [
+        words for c in commands if (words := tuple(word for word in c.words if word != "--"))[:1] == ("trap",)
+    ]
     actions = [
         commands_of(commands, unquoted(words[1]))
         for words in traps
@@ -103,10 +105,6 @@ def _waits_once(commands: Sequence[Command]) -> str:
     ends = [at for at, c in enumerate(commands) if c.words[:1] == ("done",)]
     is_open = sum(at <= waits[0] for at in loops) > sum(at < waits[0] for at in ends)
     return "" if is_open or any(at > waits[0] for at in loops) else _line([_plain(commands[waits[0]])])
-
-
-def _without_dashes(words: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word for word in words if word != "--")
 
 
 def _line(found: Sequence[Sequence[str]]) -> str:

@@ -37,11 +37,6 @@ def _one_node(facts: Facts) -> str:
     return f"--nodes={facts.option('nodes')} with --ntasks={tasks}: the job gets {tasks} of {nodes} nodes"
 
 
-def _heterogeneous(facts: Facts) -> str:
-    several = known(facts.options, "sbatch's options").heterogeneous
-    return "the job is heterogeneous: it has several components (#SBATCH hetjob)" if several else ""
-
-
 def _too_few(facts: Facts) -> str:
     sizes, nodes = sizes_in(facts), known(facts.nodes, "the number of nodes")
     if 1 <= sizes.slots <= nodes:
@@ -109,7 +104,11 @@ RULES = (
         why="srobust run ends with 71: its agents need one step on all nodes",
         fix="submit a job of one component",
         source="docs/exit-codes.md; sbatch(1), HETEROGENEOUS JOBS",
-        judge=_heterogeneous,
+        judge=lambda facts: (
+            "the job is heterogeneous: it has several components (#SBATCH hetjob)"
+            if known(facts.options, "sbatch's options").heterogeneous
+            else ""
+        ),
     ),
     HazardRule(
         name="job.too_few_nodes",

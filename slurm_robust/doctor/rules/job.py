@@ -12,21 +12,6 @@ _EARLY_S = 60
 """Slurm may send a signal this much earlier than asked."""
 
 
-def _unknown_options(facts: Facts) -> str:
-    unknown = known(facts.options, "sbatch's options").unknown
-    return f"sbatch itself has no option {', '.join(unknown)}" if unknown else ""
-
-
-def _late_options(facts: Facts) -> str:
-    late = known(facts.options, "sbatch's options").late
-    return f"#SBATCH below the first command: line {some_of([*map(str, late)])}" if late else ""
-
-
-def _near_options(facts: Facts) -> str:
-    near = known(facts.options, "sbatch's options").near
-    return f"looks like #SBATCH and is a comment: line {some_of([*map(str, near)])}" if near else ""
-
-
 def _missing(facts: Facts, name: str) -> str:
     """Return what to say of an option that was not given."""
     if facts.option(name) is not None:
@@ -90,12 +75,6 @@ def _nodes_pinned(facts: Facts) -> str:
     return "the job asks for nodes by name (--nodelist)" if facts.option("nodelist") is not None else ""
 
 
-def _truncated(facts: Facts) -> str:
-    if (facts.option("open-mode") or "").startswith("a") or facts.number("JobFileAppend"):
-        return ""
-    return "the job does not ask for --open-mode=append"
-
-
 def _memory_default(facts: Facts) -> str:
     asked = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if facts.option(name) is not None]
     if asked or not any("memory" in word for word in facts.words("SelectTypeParameters")):
@@ -111,7 +90,11 @@ RULES = (
         why="sbatch refuses the script, unless the option is one of a SPANK plugin or of a Slurm after 26.05",
         fix="correct it, unless sbatch --help names it on this site",
         source="sbatch(1); Slurm's src/common/slurm_opt.c, 22.05 to 26.05",
-        judge=_unknown_options,
+        judge=lambda facts: (
+            f"sbatch itself has no option {', '.join(unknown)}"
+            if (unknown := known(facts.options, "sbatch's options").unknown)
+            else ""
+        ),
     ),
     HazardRule(
         name="job.late_option",
@@ -120,7 +103,11 @@ RULES = (
         why="sbatch ignores it: the job does not get what it asks for",
         fix="move it above the first command",
         source="sbatch(1), DESCRIPTION",
-        judge=_late_options,
+        judge=lambda facts: (
+            f"#SBATCH below the first command: line {some_of([*map(str, late)])}"
+            if (late := known(facts.options, "sbatch's options").late)
+            else ""
+        ),
     ),
     HazardRule(
         name="job.near_option",
@@ -130,7 +117,11 @@ RULES = (
         "not get what it asks for",
         fix="write #SBATCH, or ##SBATCH for an option that is not wanted",
         source="sbatch(1), DESCRIPTION; Slurm's src/sbatch/opt.c",
-        judge=_near_options,
+        judge=lambda facts: (
+            f"looks like #SBATCH and is a comment: line {some_of([*map(str, near)])}"
+            if (near := known(facts.options, "sbatch's options").near)
+            else ""
+        ),
     ),
     HazardRule(
         name="job.no_kill",
@@ -225,7 +216,11 @@ RULES = (
         why="each requeue empties the job's log, and with it the report of what led to it",
         fix="submit with --open-mode=append",
         source="sbatch(1) --open-mode; slurm.conf(5) JobFileAppend",
-        judge=_truncated,
+        judge=lambda facts: (
+            "the job does not ask for --open-mode=append"
+            if not (facts.option("open-mode") or "").startswith("a") and not facts.number("JobFileAppend")
+            else ""
+        ),
     ),
     HazardRule(
         name="job.mem_update",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slurm_robust.doctor.facts import Facts, Version, known
 from slurm_robust.doctor.rule import HazardRule, Level
 
@@ -25,11 +27,6 @@ def _within(facts: Facts, first: Version, fixed: Version) -> str:
     return f"NCCL is {_dotted(have)}" if first <= have < fixed else ""
 
 
-def _torch(facts: Facts) -> str:
-    have = facts.version("torch")
-    return f"torch is {_dotted(have)}" if have < _OLDEST_TORCH else ""
-
-
 def _driver(facts: Facts) -> str:
     cuda, have = facts.version("cuda"), facts.version("driver")
     least = known(_DRIVERS.get(cuda[0]), f"the driver that CUDA {cuda[0]} needs")
@@ -47,33 +44,9 @@ def _port_failover(facts: Facts) -> str:
     return f"NCCL_IB_RESILIENCY_PORT_FAILOVER is not 1, and the node has {len(ports)} adapters"
 
 
-def _shrink(facts: Facts) -> str:
-    have = facts.version("nccl")
-    return f"NCCL is {_dotted(have)}" if have >= _SHRINK_HANGS else ""
-
-
-def _error_handling(facts: Facts) -> str:
-    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
-        if facts.variable(name) == "0":
-            return f"{name} is 0"
-    return ""
-
-
-def _aborting(facts: Facts) -> str:
-    value = facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING")
-    return f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {value}" if value in ("1", "2") else ""
-
-
-def _recorder(facts: Facts) -> str:
-    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
-        if facts.variable(name) == "0":
-            return f"{name} is 0"
-    return ""
-
-
-def _timing(facts: Facts) -> str:
-    off = facts.variable("TORCH_NCCL_ENABLE_TIMING") == "0"
-    return "TORCH_NCCL_ENABLE_TIMING is 0" if off else ""
+def _off(*names: str) -> Callable[[Facts], str]:
+    """Return the judge that names the first of these variables that is 0."""
+    return lambda facts: next((f"{name} is 0" for name in names if facts.variable(name) == "0"), "")
 
 
 def _ib_timeout(facts: Facts) -> str:
@@ -121,7 +94,9 @@ RULES = (
         why="checkpoints and workers were tested with 2.4 and later",
         fix="install torch 2.4 or later",
         source="docs/installing.md, supported releases",
-        judge=_torch,
+        judge=lambda facts: (
+            f"torch is {_dotted(have)}" if (have := facts.version("torch")) < _OLDEST_TORCH else ""
+        ),
     ),
     HazardRule(
         name="torch.driver",
@@ -185,7 +160,9 @@ RULES = (
         why="torch's shrink_group(…, SHRINK_ABORT) hangs on the ranks that are left",
         fix="do not use shrink_group, or a torch that has pytorch#194775",
         source="pytorch/pytorch#194679, #194775 (NCCL 2.31.2 on)",
-        judge=_shrink,
+        judge=lambda facts: (
+            f"NCCL is {_dotted(have)}" if (have := facts.version("nccl")) >= _SHRINK_HANGS else ""
+        ),
     ),
     HazardRule(
         name="nccl.port_failover",
@@ -204,7 +181,7 @@ RULES = (
         why="ranks wait for a dead peer until the hang is detected, instead of failing immediately",
         fix="unset it",
         source=_VARIABLES,
-        judge=_error_handling,
+        judge=_off("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
     ),
     HazardRule(
         name="nccl.aborting",
@@ -213,7 +190,11 @@ RULES = (
         why="a rank that fails aborts its communicators first, which may hang; by default it only ends",
         fix="unset it (3)",
         source=_VARIABLES,
-        judge=_aborting,
+        judge=lambda facts: (
+            f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {value}"
+            if (value := facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING")) in ("1", "2")
+            else ""
+        ),
     ),
     HazardRule(
         name="nccl.flight_recorder",
@@ -222,7 +203,7 @@ RULES = (
         why="without the flight recorder most hangs inside NCCL name no rank",
         fix="unset it; srobust run sets 2000",
         source=f"{_VARIABLES}; docs/stacks.md",
-        judge=_recorder,
+        judge=_off("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     ),
     HazardRule(
         name="nccl.timing",
@@ -231,7 +212,7 @@ RULES = (
         why="operations that a GPU has begun look like those that wait: a GPU that hangs names no rank",
         fix="unset it; srobust run sets 1",
         source=f"{_VARIABLES}; docs/stacks.md",
-        judge=_timing,
+        judge=_off("TORCH_NCCL_ENABLE_TIMING"),
     ),
     HazardRule(
         name="nccl.ras",
@@ -240,7 +221,7 @@ RULES = (
         why="NCCL does not say which processes of a hang are gone",
         fix="unset it",
         source="NCCL's manual, NCCL_RAS_ENABLE; docs/taking-stacks.md",
-        judge=lambda facts: "NCCL_RAS_ENABLE is 0" if facts.variable("NCCL_RAS_ENABLE") == "0" else "",
+        judge=_off("NCCL_RAS_ENABLE"),
     ),
     HazardRule(
         name="nccl.ib_timeout",

@@ -10,13 +10,6 @@ _GIB = 1 << 30
 _MIN_SHARE = 0.5
 
 
-def _shared_memory(facts: Facts) -> str:
-    room = facts.shared_memory
-    if not facts.config.checkpoint.memory or room.total >= _GIB:
-        return ""
-    return f"{room.name} has {room.total / 1e6:.0f} MB"
-
-
 def _limited(facts: Facts) -> str:
     _, *rooms = known(facts.node, "the node").rooms or (None,)
     whole = known(next((room for room in rooms if room and room.name == NODE), None), "the node's memory")
@@ -35,28 +28,6 @@ def _plan(facts: Facts) -> MemoryPlan | None:
     peers = facts.config.checkpoint.peers and nodes > 1
     state = known(facts.state_bytes, "--state")
     return plan(own=state, shared=0, ranks=1, nodes=nodes if peers else 1, rooms=rooms)
-
-
-def _no_snapshots(facts: Facts) -> str:
-    found = _plan(facts)
-    return found.reason if found is not None and not found.own_buffers else ""
-
-
-def _fewer_snapshots(facts: Facts) -> str:
-    found = _plan(facts)
-    return found.reason if found is not None and found.own_buffers else ""
-
-
-def _locked(facts: Facts) -> str:
-    node = known(facts.node, "the node")
-    if not node.hcas or node.memlock is None or node.memlock >= _GIB:
-        return ""
-    return f"the limit on locked memory is {node.memlock / 1e6:.1f} MB"
-
-
-def _unsynchronised(facts: Facts) -> str:
-    known_right = known(known(facts.node, "the node").synchronised, "whether the clock is kept right")
-    return "" if known_right else "the kernel does not know the clock to be kept right"
 
 
 def _loopback(facts: Facts) -> str:
@@ -117,7 +88,11 @@ RULES = (
         fix="start the container with a larger /dev/shm (docker: --shm-size, --ipc=host), or ask the "
         "administrator for one",
         source="docker run, --shm-size (64 MB by default); docs/checkpoints.md",
-        judge=_shared_memory,
+        judge=lambda facts: (
+            f"{room.name} has {room.total / 1e6:.0f} MB"
+            if facts.config.checkpoint.memory and (room := facts.shared_memory).total < _GIB
+            else ""
+        ),
     ),
     HazardRule(
         name="memory.limit",
@@ -135,7 +110,9 @@ RULES = (
         why="a recovery loses all steps since the last checkpoint on storage",
         fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
         source="slurm_robust/checkpoint/budget.py, as each job plans",
-        judge=_no_snapshots,
+        judge=lambda facts: (
+            found.reason if (found := _plan(facts)) is not None and not found.own_buffers else ""
+        ),
     ),
     HazardRule(
         name="memory.snapshots",
@@ -144,7 +121,7 @@ RULES = (
         why="fewer copies of each step",
         fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
         source="slurm_robust/checkpoint/budget.py, as each job plans",
-        judge=_fewer_snapshots,
+        judge=lambda facts: found.reason if (found := _plan(facts)) is not None and found.own_buffers else "",
     ),
     HazardRule(
         name="memory.locked",
@@ -154,7 +131,13 @@ RULES = (
         fix="the administrator sets LimitMEMLOCK=infinity for slurmd, and "
         "PropagateResourceLimitsExcept=MEMLOCK",
         source="Slurm's FAQ, memlock; NCCL's manual, networking troubleshooting",
-        judge=_locked,
+        judge=lambda facts: (
+            f"the limit on locked memory is {node.memlock / 1e6:.1f} MB"
+            if (node := known(facts.node, "the node")).hcas
+            and node.memlock is not None
+            and node.memlock < _GIB
+            else ""
+        ),
     ),
     HazardRule(
         name="clock.sync",
@@ -163,6 +146,10 @@ RULES = (
         why="a clock that no daemon keeps drifts seconds a day (virtual machines may be right without it)",
         fix="the administrator runs chronyd or its like",
         source="docs/node-checks.md, clock.sync",
-        judge=_unsynchronised,
+        judge=lambda facts: (
+            "the kernel does not know the clock to be kept right"
+            if not known(known(facts.node, "the node").synchronised, "whether the clock is kept right")
+            else ""
+        ),
     ),
 )

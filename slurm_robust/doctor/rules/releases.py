@@ -20,16 +20,6 @@ def _completing(facts: Facts) -> str:
     return f"Slurm {facts.release} with PrologFlags=RunInJob"
 
 
-def _epilog_twice(facts: Facts) -> str:
-    has = facts.setting("Epilog") not in ("", "(null)")
-    return f"Slurm {facts.release} with an Epilog" if has and facts.release < _EPILOG_MENDED else ""
-
-
-def _preempted_early(facts: Facts) -> str:
-    late = not facts.setting("Prolog") or not facts.words("PrologFlags") & PROLOG_AT_ALLOCATION
-    return "" if late or not facts.preempts else "jobs are preempted here, and start with a Prolog"
-
-
 RULES = (
     HazardRule(
         name="slurm.completing_for_ever",
@@ -47,7 +37,11 @@ RULES = (
         why="slurmd may run the epilog of one job several times when slurmctld repeats its order to end it",
         fix="the administrator updates Slurm to 26.05, or sees to it that the Epilog can be repeated",
         source="Slurm's changes of 26.05.0: TERMINATE_JOB retries",
-        judge=_epilog_twice,
+        judge=lambda facts: (
+            f"Slurm {facts.release} with an Epilog"
+            if facts.setting("Epilog") not in ("", "(null)") and facts.release < _EPILOG_MENDED
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.preempted_early",
@@ -57,6 +51,12 @@ RULES = (
         "job that waits for it waits until it ends",
         fix="requeue that job ('scontrol requeue'); no release is known to be without it",
         source="https://github.com/SchedMD/slurm/pull/216",
-        judge=_preempted_early,
+        judge=lambda facts: (
+            "jobs are preempted here, and start with a Prolog"
+            if facts.setting("Prolog")
+            and facts.words("PrologFlags") & PROLOG_AT_ALLOCATION
+            and facts.preempts
+            else ""
+        ),
     ),
 )

@@ -19,11 +19,6 @@ def _shape(facts: Facts) -> ScriptShape:
     return known(facts.shape, "the batch script")
 
 
-def _exit_code(facts: Facts) -> str:
-    hides = _shape(facts).hides
-    return f"the script's exit code is not that of srobust run: {hides}" if hides else ""
-
-
 def _exit_requeued(facts: Facts) -> str:
     code = _shape(facts).code
     for key in ("RequeueExit", "RequeueExitHold"):
@@ -40,16 +35,6 @@ def _unheard(facts: Facts) -> str:
     if signal.name in _HARMLESS or signal.name in shape.traps:
         return ""
     return f"--signal={asked} goes to the shell of the script, which has no trap for it"
-
-
-def _open_quote(facts: Facts) -> str:
-    line = _shape(facts).open_quote
-    return f"the quote in line {line} does not end" if line is not None else ""
-
-
-def _trap_wait(facts: Facts) -> str:
-    once = _shape(facts).waits_once
-    return f"there is a trap, and a single '{once}' for what runs in the background" if once else ""
 
 
 def _restart_count(facts: Facts) -> str:
@@ -69,7 +54,9 @@ RULES = (
         why="all that follows is one string, which the shell refuses: srobust run does not start",
         fix="close the quote, or write \\ before an apostrophe",
         source="bash(1), QUOTING",
-        judge=_open_quote,
+        judge=lambda facts: (
+            f"the quote in line {line} does not end" if (line := _shape(facts).open_quote) is not None else ""
+        ),
     ),
     HazardRule(
         name="job.exit_code",
@@ -79,7 +66,11 @@ RULES = (
         "the job has given up",
         fix="write exec before srobust run, or end the script with its exit code (code=$?; …; exit $code)",
         source="docs/exit-codes.md; slurm.conf(5) RequeueExit",
-        judge=_exit_code,
+        judge=lambda facts: (
+            f"the script's exit code is not that of srobust run: {hides}"
+            if (hides := _shape(facts).hides)
+            else ""
+        ),
     ),
     HazardRule(
         name="job.exit_requeued",
@@ -109,7 +100,11 @@ RULES = (
         fix="wait again: while kill -0 $pid; do wait $pid; done, or a wait in the trap; or write "
         "exec srobust run",
         source="bash(1), SIGNALS; sbatch(1): the job ends with its script",
-        judge=_trap_wait,
+        judge=lambda facts: (
+            f"there is a trap, and a single '{once}' for what runs in the background"
+            if (once := _shape(facts).waits_once)
+            else ""
+        ),
     ),
     HazardRule(
         name="job.restart_count",

@@ -18,38 +18,12 @@ def detection_s(facts: Facts) -> float:
     return detect.hang_floor_s + 2 * detect.stacks_s
 
 
-def _process_group(facts: Facts) -> str:
-    ours = detection_s(facts)
-    if not facts.config.detect.hang or not facts.gpus or ours < PROCESS_GROUP_S:
-        return ""
-    return f"a hang is declared and sampled within {ours:g} s at the earliest (detect.hang_floor_s)"
-
-
 def _heartbeat(facts: Facts) -> str:
     text = facts.variable("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") or ""
     ours = detection_s(facts)
     if not text.isdecimal() or int(text) > ours or facts.variable("TORCH_NCCL_ENABLE_MONITORING") == "0":
         return ""
     return f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is {text}, and a hang is sampled within {ours:g} s"
-
-
-def _beats(facts: Facts) -> str:
-    timings = facts.config.timings
-    if timings.node_dead_s >= _BEATS * timings.heartbeat_s:
-        return ""
-    return f"timings.node_dead_s ({timings.node_dead_s:g} s) is less than three heartbeats"
-
-
-def _peers(facts: Facts) -> str:
-    checkpoint = facts.config.checkpoint
-    return "checkpoint.peers is false" if checkpoint.memory and not checkpoint.peers else ""
-
-
-def _reservation(facts: Facts) -> str:
-    name = facts.config.companions.reservation
-    if name is None or name in known(facts.reservations, "reservations"):
-        return ""
-    return f"there is no reservation {name} that this user may see (companions.reservation)"
 
 
 CONFIGURATION = "docs/configuration.md"
@@ -79,7 +53,11 @@ RULES = (
         "without stacks",
         fix="lower detect.hang_floor_s, or init_process_group(timeout=…) with more",
         source="torch.distributed, init_process_group; docs/detection.md, how the timeouts nest",
-        judge=_process_group,
+        judge=lambda facts: (
+            f"a hang is declared and sampled within {ours:g} s at the earliest (detect.hang_floor_s)"
+            if facts.config.detect.hang and facts.gpus and (ours := detection_s(facts)) >= PROCESS_GROUP_S
+            else ""
+        ),
     ),
     HazardRule(
         name="timeouts.nccl_heartbeat",
@@ -96,7 +74,11 @@ RULES = (
         why="two late heartbeats are enough to declare a node dead",
         fix="set timings.node_dead_s to five heartbeats",
         source=f"{CONFIGURATION}, timings.node_dead_s",
-        judge=_beats,
+        judge=lambda facts: (
+            f"timings.node_dead_s ({timings.node_dead_s:g} s) is less than three heartbeats"
+            if (timings := facts.config.timings).node_dead_s < _BEATS * timings.heartbeat_s
+            else ""
+        ),
     ),
     HazardRule(
         name="settings.refused",
@@ -122,7 +104,12 @@ RULES = (
         why="no companion gets a node from it when no standby is left",
         fix="the administrator makes it (srobust spares create), or correct its name",
         source="docs/spares.md; docs/fallbacks.md",
-        judge=_reservation,
+        judge=lambda facts: (
+            f"there is no reservation {name} that this user may see (companions.reservation)"
+            if (name := facts.config.companions.reservation) is not None
+            and name not in known(facts.reservations, "reservations")
+            else ""
+        ),
     ),
     HazardRule(
         name="settings.memory",
@@ -138,7 +125,11 @@ RULES = (
         why="the loss of a node costs all steps since the last checkpoint on storage",
         fix="set checkpoint.peers to true",
         source=f"{CONFIGURATION}, checkpoint.peers",
-        judge=_peers,
+        judge=lambda facts: (
+            "checkpoint.peers is false"
+            if (checkpoint := facts.config.checkpoint).memory and not checkpoint.peers
+            else ""
+        ),
     ),
     HazardRule(
         name="settings.hang",

@@ -50,16 +50,6 @@ def _unkillable_messages(facts: Facts) -> str:
     return f"UnkillableStepTimeout is {have} s, MessageTimeout {message} s" if have < 5 * message else ""
 
 
-def _slurmd_late(facts: Facts) -> str:
-    have = facts.number("SlurmdTimeout")
-    return f"SlurmdTimeout is {have} s" if have > _LONG_S else ""
-
-
-def _requeue_delay(facts: Facts) -> str:
-    delay = facts.requeue_delay_s
-    return f"Slurm lets a requeued job wait for {delay + 1} s" if delay > _DELAY_S else ""
-
-
 def _expedited(facts: Facts) -> str:
     if facts.release < REQUEUE_DELAY_SINCE:
         return ""
@@ -67,33 +57,11 @@ def _expedited(facts: Facts) -> str:
     return "" if allowed else "SlurmctldParameters lacks enable_expedited_requeue"
 
 
-def _batch_requeues(facts: Facts) -> str:
-    have = facts.number("MaxBatchRequeue")
-    return f"MaxBatchRequeue is {have}" if have < _BATCH_REQUEUES else ""
-
-
 def _job_requeue(facts: Facts) -> str:
     """Judge a site; a job that is known has a rule of its own."""
     if facts.job is not None or facts.options is not None:
         return ""
     return "JobRequeue is 0" if facts.number("JobRequeue") == 0 else ""
-
-
-def _prolog_hold(facts: Facts) -> str:
-    if not facts.setting("Prolog") or "nohold_on_prolog_fail" in facts.words("SchedulerParameters"):
-        return ""
-    return "there is a Prolog, and SchedulerParameters lacks nohold_on_prolog_fail"
-
-
-def _prolog_late(facts: Facts) -> str:
-    if not facts.setting("Prolog") or facts.words("PrologFlags") & PROLOG_AT_ALLOCATION:
-        return ""
-    return "there is a Prolog, and PrologFlags lacks Alloc"
-
-
-def _prolog_beside(facts: Facts) -> str:
-    beside = facts.setting("Prolog") and "nohold" in facts.words("PrologFlags")
-    return "PrologFlags has NoHold" if beside else ""
 
 
 def _prolog_endless(facts: Facts) -> str:
@@ -124,12 +92,6 @@ def _batch_start(facts: Facts) -> str:
     return f"{said('prolog', times)}, and BatchStartTimeout is {limit} s"
 
 
-def _health_check(facts: Facts) -> str:
-    if facts.setting("HealthCheckProgram") and facts.number("HealthCheckInterval"):
-        return ""
-    return "no HealthCheckProgram runs"
-
-
 def _preemption(facts: Facts) -> str:
     if not facts.preempts:
         return ""
@@ -144,13 +106,6 @@ def _private_memory(facts: Facts) -> str:
     if not facts.config.checkpoint.memory or plugin.rpartition("/")[2] in ("", "none"):
         return ""
     return f"{plugin} gives each run of a job a /dev/shm of its own, unless its Dirs leave that out"
-
-
-def _memory_polled(facts: Facts) -> str:
-    have = facts.words("JobAcctGatherParams")
-    if "overmemorykill" not in have or have & {"usepss", "noshared"}:
-        return ""
-    return "JobAcctGatherParams has OverMemoryKill without UsePss"
 
 
 def _requeue_exit(facts: Facts) -> str:
@@ -176,18 +131,6 @@ def _epilog_messages(facts: Facts) -> str:
     if nodes <= 64 or spread_s <= _EPILOG_S:
         return ""
     return f"EpilogMsgTime spreads the epilogs' messages of {nodes} nodes over {spread_s:.0f} s"
-
-
-def _complete_wait(facts: Facts) -> str:
-    have = facts.number("CompleteWait")
-    return f"CompleteWait is {have} s" if have else ""
-
-
-def _powered_down(facts: Facts) -> str:
-    seconds = re.match(r"\d+", facts.setting("SuspendTime"))
-    if not facts.setting("SuspendProgram") or seconds is None:
-        return ""
-    return f"nodes that are idle for {seconds[0]} s are powered down"
 
 
 def _clock(facts: Facts) -> str:
@@ -261,7 +204,9 @@ RULES = (
         "for a dead node if jobs may not shrink (disable_job_shrink)",
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, training goes on meanwhile",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
-        judge=_slurmd_late,
+        judge=lambda facts: (
+            f"SlurmdTimeout is {have} s" if (have := facts.number("SlurmdTimeout")) > _LONG_S else ""
+        ),
     ),
     HazardRule(
         name="slurm.requeue_delay",
@@ -272,7 +217,11 @@ RULES = (
         fix="the administrator sets SchedulerParameters=requeue_delay=0 (from 25.11 on) or "
         "AuthInfo=cred_expire=5",
         source=f"{_MANUAL} requeue_delay, cred_expire; {_MEASURED} 22.05: 121 s, 5.8 s with cred_expire=5",
-        judge=_requeue_delay,
+        judge=lambda facts: (
+            f"Slurm lets a requeued job wait for {delay + 1} s"
+            if (delay := facts.requeue_delay_s) > _DELAY_S
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.expedited_requeue",
@@ -290,7 +239,11 @@ RULES = (
         why="after this many failed prologs in a row Slurm holds the job until an administrator releases it",
         fix="the administrator sets MaxBatchRequeue to 5 or more",
         source=f"{_MANUAL} MaxBatchRequeue (from 23.02 on)",
-        judge=_batch_requeues,
+        judge=lambda facts: (
+            f"MaxBatchRequeue is {have}"
+            if (have := facts.number("MaxBatchRequeue")) < _BATCH_REQUEUES
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.job_requeue",
@@ -308,7 +261,11 @@ RULES = (
         why="a job whose prolog fails on a bad node is requeued and held until a person releases it",
         fix="the administrator adds nohold_on_prolog_fail to SchedulerParameters",
         source=f"{_MANUAL} Prolog; {_MEASURED} 22.05",
-        judge=_prolog_hold,
+        judge=lambda facts: (
+            "there is a Prolog, and SchedulerParameters lacks nohold_on_prolog_fail"
+            if facts.setting("Prolog") and "nohold_on_prolog_fail" not in facts.words("SchedulerParameters")
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.prolog_flags",
@@ -318,7 +275,11 @@ RULES = (
         "node ends a run instead of being passed over",
         fix="the administrator adds Alloc to PrologFlags",
         source=f"{_MANUAL} PrologFlags; {_MEASURED} 22.05",
-        judge=_prolog_late,
+        judge=lambda facts: (
+            "there is a Prolog, and PrologFlags lacks Alloc"
+            if facts.setting("Prolog") and not facts.words("PrologFlags") & PROLOG_AT_ALLOCATION
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.prolog_beside",
@@ -327,7 +288,11 @@ RULES = (
         why="steps wait for prologs that still run, within timings.agent_start_s",
         fix="the administrator removes NoHold from PrologFlags, or keeps prologs shorter than that time",
         source=f"{_MANUAL} PrologFlags NoHold",
-        judge=_prolog_beside,
+        judge=lambda facts: (
+            "PrologFlags has NoHold"
+            if facts.setting("Prolog") and "nohold" in facts.words("PrologFlags")
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.prolog_timeout",
@@ -374,7 +339,11 @@ RULES = (
         why="bad nodes are found by the jobs that get them",
         fix="the administrator runs srobust admin install, or another HealthCheckProgram",
         source=f"{_MANUAL} HealthCheckProgram",
-        judge=_health_check,
+        judge=lambda facts: (
+            ""
+            if facts.setting("HealthCheckProgram") and facts.number("HealthCheckInterval")
+            else "no HealthCheckProgram runs"
+        ),
     ),
     HazardRule(
         name="slurm.preemption",
@@ -403,7 +372,12 @@ RULES = (
         "kills the job for memory that it does not use",
         fix="the administrator adds UsePss, or limits memory by ConstrainRAMSpace in cgroup.conf instead",
         source=f"{_MANUAL} JobAcctGatherParams",
-        judge=_memory_polled,
+        judge=lambda facts: (
+            "JobAcctGatherParams has OverMemoryKill without UsePss"
+            if "overmemorykill" in (have := facts.words("JobAcctGatherParams"))
+            and not have & {"usepss", "noshared"}
+            else ""
+        ),
     ),
     HazardRule(
         name="slurm.requeue_exit",
@@ -430,7 +404,7 @@ RULES = (
         why="Slurm does not schedule a requeued job for this long while any job is COMPLETING",
         fix="the administrator sets CompleteWait=0",
         source=f"{_MANUAL} CompleteWait",
-        judge=_complete_wait,
+        judge=lambda facts: f"CompleteWait is {have} s" if (have := facts.number("CompleteWait")) else "",
     ),
     HazardRule(
         name="slurm.power_saving",
@@ -439,7 +413,12 @@ RULES = (
         why="a requeued job that gets such a node waits until it has booted",
         fix="keep spares in the allocation (--spares), or the administrator lists nodes in SuspendExcNodes",
         source=f"{_MANUAL} SuspendTime, ResumeTimeout",
-        judge=_powered_down,
+        judge=lambda facts: (
+            f"nodes that are idle for {seconds[0]} s are powered down"
+            if facts.setting("SuspendProgram")
+            and (seconds := re.match(r"\d+", facts.setting("SuspendTime"))) is not None
+            else ""
+        ),
     ),
     HazardRule(
         name="clock.offset",
