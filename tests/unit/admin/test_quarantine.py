@@ -352,7 +352,9 @@ def test_a_drain_by_others_during_the_test_stays_theirs(ward: Ward, good: bool) 
         (("IDLE",), {}, "not drained by srobust"),
     ],
 )
-def test_obstacles(states: tuple[str, ...], more: dict[str, object], obstacle: str) -> None:
+def test_what_keeps_a_node_from_being_given_back_is_named(
+    states: tuple[str, ...], more: dict[str, object], obstacle: str
+) -> None:
     fields: dict[str, object] = {"reason": REASON, "reason_user": "root", **more}
     node = SlurmNode(name="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
     assert obstacle in obstacle_of(node)

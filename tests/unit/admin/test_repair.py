@@ -445,7 +445,7 @@ def test_a_reset_is_proven_by_what_the_driver_says_afterwards(after: tuple[Gpu, 
         ("gpu3", GpuFacts(gpus=(msgspec.structs.replace(GOOD, bus=""),)), "nvidia-smi cannot reset"),
     ],
 )
-def test_what_cannot_be_reset_is_not(label: str, facts: GpuFacts, wrong: str) -> None:
+def test_a_gpu_that_cannot_be_reset_is_left_alone(label: str, facts: GpuFacts, wrong: str) -> None:
     assert wrong in reset([label], lambda: facts, lambda gpu: pytest.fail(gpu.label)).wrong
 
 

@@ -23,6 +23,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import records
+from tests.there import there
 
 NOW = 100 * DAY_S
 
@@ -99,24 +100,23 @@ def test_a_fleet_that_names_no_node_is_refused(
 
 
 def test_failures_per_node_day_of_work() -> None:
-    found = measure_fleet(history(event("n1", 95), event("n2", 96), runs=(run("n1", "n2", "n3"),)), None, 28)
-    assert found is not None
+    found = there(
+        measure_fleet(history(event("n1", 95), event("n2", 96), runs=(run("n1", "n2", "n3"),)), None, 28)
+    )
     assert (found.failures, found.node_days) == (2, 30.0)
 
 
 def test_only_the_chosen_nodes_count() -> None:
     runs = (run("n1", "n2"), run("c1", "c2", "c3"))
-    found = measure_fleet(
-        history(event("n1", 95), event("c1", 96), event("c2", 97), runs=runs), {"n1", "n2"}, 28
+    found = there(
+        measure_fleet(history(event("n1", 95), event("c1", 96), event("c2", 97), runs=runs), {"n1", "n2"}, 28)
     )
-    assert found is not None
     assert (found.failures, found.node_days) == (1, 20.0)
 
 
 def test_only_the_chosen_days_count() -> None:
     runs = (run("n1", start=50.0, end=95.0), run("n1", start=95.0, end=None))
-    found = measure_fleet(history(event("n1", 80), event("n1", 99), runs=runs), None, 10)
-    assert found is not None
+    found = there(measure_fleet(history(event("n1", 80), event("n1", 99), runs=runs), None, 10))
     assert (found.failures, found.node_days) == (1, 10.0)
 
 
@@ -124,8 +124,7 @@ def test_one_death_counts_once_and_a_persons_drain_does_not() -> None:
     """As lemons count: the job that died of its node is no second failure."""
     events = (event("n1", 95), event("n2", 96, reason="disk, alice"))
     died = run("n1", "n2", end=95.0, state="NODE_FAIL")
-    found = measure_fleet(history(*events, runs=(died,)), None, 28)
-    assert found is not None
+    found = there(measure_fleet(history(*events, runs=(died,)), None, 28))
     assert found.failures == 1
 
 
@@ -139,8 +138,7 @@ def test_the_history_of_the_site_is_asked(cluster: FakeCluster) -> None:
     cluster.clock.advance(10 * DAY_S)
     cluster.finish(job)
     made = plan_for(slurm, fleet_of(slurm, "main"), SpareRequirements(), cluster.clock.time())
-    assert made.measured is not None
-    assert made.measured.node_days == pytest.approx(20, rel=1e-3)
+    assert there(made.measured).node_days == pytest.approx(20, rel=1e-3)
     assert made.rate.source == "paper"
 
 

@@ -185,7 +185,7 @@ def test_slurms_invalid_user_id_is_told_apart(users: tuple[str, ...], is_root: b
     assert text in str(error)
 
 
-def test_an_ordinary_user_may_not(slurm: FakeSlurm) -> None:
+def test_an_ordinary_user_may_not_make_shared_spares(slurm: FakeSlurm) -> None:
     with pytest.raises(errors.PermissionDenied, match="only root and operators"):
         create(FakeSlurm(slurm.cluster, operator=False), is_root=False, users=("root",))
 
@@ -261,7 +261,9 @@ def test_a_slurmctld_that_is_down(slurm: FakeSlurm) -> None:
         (["--count", "2", "--nodes", "n1", "--users", "a"], "not allowed with"),
     ],
 )
-def test_wrong_orders(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_for_shared_spares_are_refused(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["spares", "create", *argv]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 

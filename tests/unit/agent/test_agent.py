@@ -21,6 +21,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import probe_ports
 from tests.builders import specs
+from tests.there import there
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, MakeJob, ScriptedController, is_alive, pause, rival
 from tests.waiting import wait_for
@@ -198,8 +199,7 @@ def test_an_exception_of_a_script_comes_with_its_place(make_job: MakeJob) -> Non
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0, 1))
     heartbeat = controller.wait_for("n1", lambda b: len([e for e in b.exits if e.tail]) == 2)
-    error = heartbeat.exits[0].error
-    assert error is not None
+    error = there(heartbeat.exits[0].error)
     assert (error.type, error.message, error.file, error.line) == ("ValueError", "no", "train.py", 4)
     assert heartbeat.exits[0].tail[0] == "last words"
     assert heartbeat.exits[0].tail[-1] == "ValueError: no"
@@ -341,8 +341,7 @@ def test_workers_die_with_a_killed_agent_and_the_next_one_tidies_up(make_job: Ma
     agent.kill()
     wait_for(lambda: not any(is_alive(pid) for pid in pids))
     (left,) = runtime_folders(job)
-    old = controller.newest("n1")
-    assert old is not None
+    old = there(controller.newest("n1"))
     job.start_agent("n1")
     heartbeat = controller.wait_for("n1", lambda b: b.agent != old.agent)
     assert (heartbeat.phase, heartbeat.generation) == (Phase.IDLE, 0)
@@ -370,8 +369,7 @@ def test_a_log_folder_that_cannot_be_written_is_told_as_the_reason(make_job: Mak
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0, 1))
     heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
-    error = heartbeat.exits[0].error
-    assert error is not None
+    error = there(heartbeat.exits[0].error)
     assert "cannot start without it" in error.message
 
 
@@ -460,8 +458,7 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
         fill(folder.own(rank, 0), rank, 5, 1, MIB, job.spec.run_id)
     agent.kill()
     agent.wait()
-    old = controller.newest("n1")
-    assert old is not None
+    old = there(controller.newest("n1"))
     agent = job.start_agent("n1")
     heartbeat = controller.wait_for("n1", lambda b: b.agent != old.agent and b.ready)
     assert {(c.rank, c.step, c.tier) for c in heartbeat.copies} == {(0, 5, Tier.MEMORY), (1, 5, Tier.MEMORY)}
@@ -485,8 +482,7 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
     controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0, keep_copies=True))
     assert agent.wait(60) == 0
     assert folder.inventory()
-    known = controller.newest("n1")
-    assert known is not None
+    known = there(controller.newest("n1"))
     agent = job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.agent != known.agent and len(b.copies) == 2)
     controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0))

@@ -39,7 +39,7 @@ def proc(tmp_path: Path) -> Proc:
     return proc
 
 
-def test_nobody_dies(proc: Proc) -> None:
+def test_without_dying_workers_nothing_stands_still(proc: Proc) -> None:
     assert DeathWatch(proc.path).still_s((), 100.0) is None
 
 
@@ -181,7 +181,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kills.reason())
 """
 
 
-def test_a_real_kill(real_cgroup: Path) -> None:
+def test_a_kill_by_the_real_kernel_for_want_of_memory_is_explained(real_cgroup: Path) -> None:
     command = [sys.executable, "-c", GREEDY, str(real_cgroup)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "-9 out of memory in the job's cgroup (limit 0.1 GB)\n"

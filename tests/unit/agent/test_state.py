@@ -91,6 +91,13 @@ class Machine:
         assert self.state.phase is Phase.RUNNING
 
 
+def running(*, kill_wait_s: float = 5.0, gpus: bool = False) -> Machine:
+    """Return a machine whose first generation runs."""
+    machine = Machine(kill_wait_s=kill_wait_s, gpus=gpus)
+    machine.run()
+    return machine
+
+
 def pid_of(rank: int, generation: int = 1) -> int:
     return 100 * generation + rank
 
@@ -147,10 +154,9 @@ def test_a_stop_before_the_imports_are_done_takes_the_launch_back() -> None:
     assert m.say(Ready(import_s=1.0)) == [BEAT]
 
 
-def test_a_launch_that_is_repeated_does_nothing() -> None:
-    m = Machine()
-    m.run()
-    assert m.order(launch()) == []
+def test_the_same_launch_or_a_rehearsal_beside_workers_does_nothing() -> None:
+    for order in (launch(), rehearse()):
+        assert running().order(order) == []
 
 
 def test_a_launch_of_a_stopped_generation_is_refused() -> None:
@@ -163,8 +169,7 @@ def test_a_launch_of_a_stopped_generation_is_refused() -> None:
 
 
 def test_a_newer_launch_kills_older_workers_first() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     assert m.order(launch(2)) == [Kill(pid=100), Kill(pid=101), BEAT]
     assert (m.state.phase, m.state.generation) == (Phase.STOPPING, 1)
     m.exited(0, signal=9)
@@ -176,8 +181,7 @@ def test_a_newer_launch_kills_older_workers_first() -> None:
 
 
 def test_stop_asks_first_and_kills_when_the_grace_is_over() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     assert m.order(stop(grace_s=3.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
     assert m.state.phase is Phase.STOPPING
     assert m.state.deadline == m.now + 3.0
@@ -192,8 +196,7 @@ def test_stop_asks_first_and_kills_when_the_grace_is_over() -> None:
 
 
 def test_a_repeated_stop_changes_nothing_but_may_shorten_the_grace() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.order(stop(grace_s=30.0))
     assert m.order(stop(grace_s=30.0)) == []
     m.order(stop(grace_s=1.0))
@@ -224,8 +227,7 @@ def test_a_stop_of_an_older_generation_leaves_the_newer_alone() -> None:
 
 
 def test_a_stop_of_ended_workers_sweeps_what_they_left() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.exited(0, code=0)
     m.exited(1, code=0)
     assert m.order(stop()) == [SweepGroups(), BEAT]
@@ -233,8 +235,7 @@ def test_a_stop_of_ended_workers_sweeps_what_they_left() -> None:
 
 
 def test_what_survives_kill_is_reported() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.order(stop())
     m.tick(3.0)
     assert m.tick(5.0) == [BEAT]
@@ -246,8 +247,7 @@ def test_what_survives_kill_is_reported() -> None:
 
 
 def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     assert m.exited(1, signal=11) == [BEAT, ReadTail(generation=1, rank=1)]
     assert m.state.phase is Phase.RUNNING
     tail = TailRead(generation=1, rank=1, lines=("Segmentation fault",))
@@ -257,8 +257,7 @@ def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
 
 
 def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_ourselves() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     for rank in (0, 1):
         pid = pid_of(rank, 1)
         m.say(
@@ -278,15 +277,13 @@ def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_oursel
 
 
 def test_a_tail_of_another_generation_is_dropped() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.exited(1, signal=11)
     assert m.state.handle(TailRead(generation=9, rank=1, lines=("x",)), m.now) == []
 
 
 def test_when_all_ranks_end_by_themselves_the_generation_has_ended() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     assert m.exited(0, code=0) == [BEAT]
     assert m.exited(1, code=0) == [BEAT]
     assert m.state.phase is Phase.ENDED
@@ -303,8 +300,7 @@ def test_orders_of_a_lower_epoch_are_void() -> None:
 
 
 def test_a_checkpoint_is_asked_of_the_running_generation_only() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     asked = RequestCheckpoint(epoch=1, generation=1, step=7)
     assert m.order(asked) == [asked]
     assert m.order(RequestCheckpoint(epoch=1, generation=2, step=7)) == []
@@ -313,8 +309,7 @@ def test_a_checkpoint_is_asked_of_the_running_generation_only() -> None:
 
 
 def test_a_drill_hits_a_living_worker_only() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     drill = Inject(epoch=1, rank=1, signal=19)
     assert m.order(drill) == [drill]
     assert m.order(Inject(epoch=1, rank=5, signal=19)) == []
@@ -373,8 +368,7 @@ def test_what_cannot_be_prepared_is_not_tried_again() -> None:
 
 
 def test_shutdown_stops_the_workers_and_ends() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     assert m.order(Shutdown(epoch=1, grace_s=2.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
     m.exited(0, signal=15)
     assert m.exited(1, signal=15) == [SweepGroups(), BEAT, EndAgent(), BEAT]
@@ -392,8 +386,7 @@ def test_copies_stay_unless_the_controller_says_that_the_job_is_over() -> None:
     m = Machine()
     assert m.state.handle(TermCame(grace_s=1.0), m.now) == [BEAT, BEAT]
     assert m.tick(STAY_LEAST_S) == [BEAT, EndAgent(keep_copies=True)]
-    m = Machine()
-    m.run()
+    m = running()
     m.state.handle(TermCame(grace_s=1.0), m.now)
     m.order(Shutdown(epoch=1, grace_s=1.0))
     m.exited(0, signal=15)
@@ -401,23 +394,20 @@ def test_copies_stay_unless_the_controller_says_that_the_job_is_over() -> None:
 
 
 def test_no_worker_is_started_after_a_shutdown() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.order(Shutdown(epoch=1, grace_s=2.0))
     assert m.order(launch(2)) == []
 
 
 def test_shutdown_does_not_wait_for_the_unkillable() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.order(Shutdown(epoch=1, grace_s=2.0))
     m.tick(2.0)
     assert m.tick(5.0) == [BEAT, EndAgent()]
 
 
 def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     done = m.state.handle(TermCame(grace_s=10.0), m.now)
     assert done == [Terminate(pid=100), Terminate(pid=101), BEAT, BEAT]
     assert m.state.termed
@@ -425,8 +415,7 @@ def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
 
 
 def test_an_agent_that_slurm_tells_to_end_stays_as_long_as_it_is_needed() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.state.handle(TermCame(grace_s=10.0), m.now)
     m.order(Stay(epoch=1, for_s=8.0))
     m.exited(0, signal=15)
@@ -446,8 +435,7 @@ def test_an_agent_that_is_shut_down_does_not_stay() -> None:
 
 
 def test_only_workers_that_got_kill_and_are_still_there_are_dying() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     assert m.state.killed == ()
     m.order(stop())
     assert m.state.killed == ()
@@ -460,8 +448,7 @@ def test_only_workers_that_got_kill_and_are_still_there_are_dying() -> None:
 
 
 def test_an_agent_that_ends_waits_shortly_for_what_it_has_killed_before() -> None:
-    m = Machine(kill_wait_s=180.0)
-    m.run()
+    m = running(kill_wait_s=180.0)
     m.order(stop())
     m.tick(3.0)
     m.tick(20.0)
@@ -475,8 +462,7 @@ HELD = "gpu0 71000 MiB"
 
 def ended() -> Machine:
     """Workers on a node with GPUs, which were killed and are gone."""
-    m = Machine(gpus=True)
-    m.run()
+    m = running(gpus=True)
     m.order(stop(grace_s=0.0))
     m.exited(0, signal=9)
     assert WatchGpus(workers=(100, 101)) in m.exited(1, signal=9)
@@ -533,8 +519,7 @@ def test_a_launch_that_waits_for_gpus_can_be_stopped() -> None:
 
 
 def test_without_gpus_nothing_is_waited_for() -> None:
-    m = Machine()
-    m.run()
+    m = running()
     m.order(stop(grace_s=0.0))
     m.exited(0, signal=9)
     m.exited(1, signal=9)
@@ -562,12 +547,6 @@ def test_a_rehearsal_begins_once_for_each_number() -> None:
     assert machine.state.rehearsal == over().rehearsal
     assert machine.order(rehearse()) == []
     assert machine.order(rehearse(2))[0] == rehearse(2)
-
-
-def test_a_node_with_workers_does_not_rehearse() -> None:
-    machine = Machine()
-    machine.run()
-    assert machine.order(rehearse()) == []
 
 
 def test_a_launch_ends_the_rehearsal_first() -> None:
@@ -633,9 +612,7 @@ def test_an_order_whose_zygote_has_ended_is_over_and_the_next_one_is_taken() -> 
 def test_modules_are_loaded_while_workers_live_but_not_before_the_zygote_is_ready_or_at_the_end() -> None:
     order = Load(epoch=1, number=1, modules=("a",))
     assert Machine(ready=False).order(order) == []
-    running = Machine()
-    running.run()
-    assert running.order(order) == [order]
+    assert running().order(order) == [order]
     ending = Machine()
     ending.order(Shutdown(epoch=1, grace_s=0.0))
     assert ending.order(order) == []

@@ -111,7 +111,7 @@ def test_late_is_not_wrong() -> None:
     ("blamed", "column"),
     [(("n2",), THE_NODE), (("n2", "n3"), WITH_OTHERS), (("n3",), ANOTHER), ((), NOBODY)],
 )
-def test_columns(blamed: tuple[str, ...], column: str) -> None:
+def test_an_answer_falls_into_the_column_of_whom_it_blamed(blamed: tuple[str, ...], column: str) -> None:
     found = replace(PLANTED, blamed=blamed)
     assert confusion.column(found) == column
     assert confusion.table([found, found]) == {(THE_NODE, column): 2}
@@ -144,7 +144,7 @@ def test_figures_count_only_what_has_a_limit() -> None:
         ("nobody in sight", ()),
     ],
 )
-def test_ranks_in_words(words: str, ranks: tuple[int, ...]) -> None:
+def test_ranks_are_told_in_words(words: str, ranks: tuple[int, ...]) -> None:
     assert ranks_in(words) == ranks
 
 

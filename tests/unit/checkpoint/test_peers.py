@@ -93,7 +93,9 @@ def test_the_load_is_spread_as_evenly_as_the_best_peers_allow(world: int) -> Non
     dp=st.integers(1, 6),
     order=st.sampled_from(ORDERS),
 )
-def test_larger_worlds(nproc: int, tp: int, cp: int, pp: int, dp: int, order: str) -> None:
+def test_in_larger_worlds_the_peer_survives_what_the_source_does_not(
+    nproc: int, tp: int, cp: int, pp: int, dp: int, order: str
+) -> None:
     world = tp * cp * pp * dp
     if world % nproc or world // nproc < 2:
         return

@@ -21,6 +21,7 @@ from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training, capture
 from slurm_robust.checkpoint.tree import flatten
 from slurm_robust.model.copies import SHARED, CheckpointId
+from tests.there import there
 from tests.unit.checkpoint.snapshot_training import UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
@@ -99,8 +100,7 @@ def test_a_state_like_the_last_is_copied_before_it_is_asked_for(example: Watched
 
 
 def copied(example: Watched) -> None:
-    job = example.snapshotter._pending
-    assert job is not None
+    job = there(example.snapshotter._pending)
     concurrent.futures.wait([job.copying], 10.0)
 
 
@@ -113,8 +113,7 @@ def test_a_copy_is_ahead_only_after_an_update_that_had_to_wait(folder: MemoryFol
         example.update()
     gate = example.hold_thread()
     example.take(4)
-    job = example.snapshotter._pending
-    assert job is not None
+    job = there(example.snapshotter._pending)
     updating = threading.Thread(target=example.update)
     updating.start()
     wait_for(lambda: job.held_up, message="the update waits")
@@ -391,8 +390,7 @@ def test_the_shared_part_is_copied_ahead_too(one_rank: None, example: Watched) -
 
 def shared_values(example: Watched, step: int) -> list[float]:
     example.snapshotter.settle()
-    path = example.folder.find(SHARED, CheckpointId(generation=1, step=step))
-    assert path is not None
+    path = there(example.folder.find(SHARED, CheckpointId(generation=1, step=step)))
     image = open_image(path)
     image.verify()
     data = [torch.frombuffer(view, dtype=torch.float32) for view in image.data()]

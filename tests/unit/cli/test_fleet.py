@@ -51,7 +51,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return file
 
 
-def test_the_report(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_srobust_fleet_shows_totals_jobs_and_nodes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet"]) == 0
     shown = capsys.readouterr().out
     for text in ("91.7%", "8xh200", "r1", "n2", "code", "job of".upper(), "512 nodes"):
@@ -90,7 +90,9 @@ def test_incidents_of_all_jobs(url: str, capsys: pytest.CaptureFixture[str]) -> 
         (["admin", "fleet", "forget", "--days", "0"], "not a number from 1"),
     ],
 )
-def test_wrong_usage(url: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_srobust_fleet_refuses_wrong_usage(
+    url: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == ExitCode.USAGE
     told = capsys.readouterr().err
     assert text in told

@@ -196,7 +196,7 @@ def test_a_job_and_its_incidents(job: JobDirectory, slurm: Answers, text: str) -
 
 @fuzz
 @given(HOSTILE)
-def test_a_job_as_spans(job: JobDirectory, text: str) -> None:
+def test_srobust_trace_cleans_hostile_texts(job: JobDirectory, text: str) -> None:
     journal(job, [poisoned(event, text) for event in incident_journal.whole()])
     output_of("trace", str(job.path))
     output_of("trace", str(job.path), "--json")
@@ -204,7 +204,7 @@ def test_a_job_as_spans(job: JobDirectory, text: str) -> None:
 
 @fuzz
 @given(HOSTILE)
-def test_what_top_shows(job: JobDirectory, slurm: Answers, text: str) -> None:
+def test_srobust_top_cleans_hostile_texts(job: JobDirectory, slurm: Answers, text: str) -> None:
     journal(job, [poisoned(event, text) for event in incident_journal.whole()])
     slurm.say("scontrol", f"JobId=4711 JobName=a{text}\n   JobState=RUNNING Reason=x{text}\n")
     job.live_status.write_bytes(encode(poisoned(live_status(), text)))
@@ -243,7 +243,7 @@ def test_the_logs_of_a_training(job: JobDirectory, text: str, bytes_: bytes) -> 
 
 @fuzz
 @given(HOSTILE)
-def test_checkpoints(job: JobDirectory, text: str) -> None:
+def test_srobust_checkpoint_cleans_hostile_texts(job: JobDirectory, text: str) -> None:
     journal(job, [STARTED, ev.Noted(t=1.0, text=text), incident_journal.whole()[3]])
     spec = specs.job_spec(
         command=(text,),
@@ -258,7 +258,7 @@ def test_checkpoints(job: JobDirectory, text: str) -> None:
 
 @fuzz
 @given(HOSTILE)
-def test_trainings(tmp_path: Path, text: str) -> None:
+def test_srobust_trainings_cleans_hostile_texts(tmp_path: Path, text: str) -> None:
     root = tmp_path / "jobs"
     training = TrainingDirectory.of(root, "gpt")
     training.path.mkdir(parents=True, exist_ok=True)
@@ -300,7 +300,7 @@ def poisoned_stack(stack: Any, text: str) -> Any:
 
 @fuzz
 @given(HOSTILE, st.booleans())
-def test_a_drill(tmp_path: Path, slurm: Answers, text: str, ok: bool) -> None:
+def test_srobust_drill_cleans_hostile_texts(tmp_path: Path, slurm: Answers, text: str, ok: bool) -> None:
     directory = JobDirectory(tmp_path / f"job-{len(list(tmp_path.iterdir()))}")
     open_directory(directory)
     journal(directory, [STARTED])
@@ -335,7 +335,7 @@ def test_the_history_of_nodes(tmp_path: Path, slurm: Answers, text: str) -> None
 
 @fuzz
 @given(HOSTILE)
-def test_shared_spares(text: str) -> None:
+def test_srobust_spares_cleans_hostile_texts(text: str) -> None:
     slurm = FakeSlurm()
     slurm.create_reservation(
         ReservationRequest(name="s", node_count=2, users=("alice",), accounts=("users",))
@@ -381,7 +381,7 @@ def test_a_batch_script_that_the_doctor_reads(tmp_path: Path, slurm: Answers, te
 
 @fuzz
 @given(HOSTILE)
-def test_configurations(tmp_path: Path, text: str) -> None:
+def test_srobust_config_cleans_hostile_texts(tmp_path: Path, text: str) -> None:
     file = tmp_path / re.sub(r"[/\0]", "", text)[:60]
     file.write_text(f"job_dir: {json.dumps(text)}\nname{text}: 1\n")
     output_of("config", "check", str(file))
@@ -411,7 +411,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
 
 @fuzz
 @given(HOSTILE)
-def test_notifications(text: str) -> None:
+def test_srobust_notify_cleans_hostile_texts(text: str) -> None:
     tested = notify.Tested(channel="a", way="mail", ok=False, took_s=0.1, error="x", fix="y")
     row = notify.ChannelRow(
         channel="a", way="mail", kinds=("end",), min_severity="info", sent_last_hour=1, waiting=0, left_out=0,

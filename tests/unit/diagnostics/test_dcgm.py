@@ -47,7 +47,7 @@ def test_a_failure_names_the_gpu_and_the_test(output: str) -> None:
     assert (found.outcome, found.text) == (Outcome.FAIL, "gpu1: Memory: Error using CUDA API")
 
 
-def test_a_pass() -> None:
+def test_a_test_of_dcgm_that_one_gpu_skips_is_passed() -> None:
     skipped = {"gpu_id": "1", "status": "Skip"}
     assert (
         dcgm.read(report("DCGM Diagnostic", {"gpu_id": "0", "status": "Pass"}, skipped)).outcome

@@ -35,7 +35,7 @@ def results(*outcomes: Outcome) -> tuple[TestResult, ...]:
         (Diagnosis(), Code.UNKNOWN),
     ],
 )
-def test_exit_codes(diagnosis: Diagnosis, code: Code) -> None:
+def test_the_exit_code_of_a_diagnosis_says_what_it_found(diagnosis: Diagnosis, code: Code) -> None:
     assert code_of(diagnosis) == code
 
 
@@ -128,5 +128,7 @@ def test_without_groups_there_is_only_the_reason() -> None:
         ({"n2": NodeDefect.CORRUPTS}, NODES[:2], Code.UNKNOWN),
     ],
 )
-def test_the_exit_code(faults: dict[str, NodeDefect], nodes: tuple[str, ...], code: Code) -> None:
+def test_the_exit_code_of_a_replay_says_what_it_found(
+    faults: dict[str, NodeDefect], nodes: tuple[str, ...], code: Code
+) -> None:
     assert code_of_replay(run(FakeReplayer(faults), nodes)) is code

@@ -141,7 +141,7 @@ def test_memory_that_keeps_what_is_written() -> None:
     assert 0 < memory.available() < 1 << 50
 
 
-def test_memory_that_does_not() -> None:
+def test_memory_that_loses_or_misplaces_bits_is_found() -> None:
     chunk = np.empty(4096, dtype=np.uint64)
     memory.fill(chunk, 3, 0x5555555555555555)
     assert memory.unlike(chunk, 3, 0x5555555555555555) == 0

@@ -19,6 +19,7 @@ from slurm_robust.slurm.records import Terms
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.there import there
 
 HERE = Host()
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12\n"
@@ -38,8 +39,7 @@ def job_of(slurm: FakeSlurm, *options: str) -> int:
 def test_facts_on_a_login_node(slurm: FakeSlurm) -> None:
     facts, unseen = gather(DoctorRequest(), JobConfig(), {"NCCL_DEBUG": "INFO"}, slurm, HERE)
     assert (facts.job, facts.options, facts.node, facts.configured) == (None, None, None, None)
-    assert facts.slurm is not None
-    assert facts.slurm["ClusterName"] == "fake"
+    assert there(facts.slurm)["ClusterName"] == "fake"
     assert facts.environ == {"NCCL_DEBUG": "INFO"}
     assert facts.gpus is False  # a site without any
     assert [text.partition(":")[0] for text in unseen] == ["the job", "the job's node"]
@@ -64,12 +64,10 @@ def test_inside_of_a_job(slurm: FakeSlurm) -> None:
     facts, unseen = gather(DoctorRequest(), JobConfig(spares=1), environ, slurm, HERE)
     assert unseen == ()
     assert facts.job is not None
-    assert facts.options is not None
-    assert "no-kill" in facts.options.given
+    assert "no-kill" in there(facts.options).given
     assert (facts.nodes, facts.ranks, facts.gpus) == (2, 8, True)
-    assert facts.node is not None
     assert facts.shared_memory.name == "the file system of /dev/shm"
-    assert "lo" in facts.node.interfaces
+    assert "lo" in there(facts.node).interfaces
 
 
 def test_one_task_of_a_step_asks_slurm(slurm: FakeSlurm) -> None:
@@ -87,11 +85,9 @@ def test_facts_of_another_job(slurm: FakeSlurm) -> None:
     job_id = job_of(slurm)
     environ = {"SLURM_JOB_ID": "999", "SLURMD_NODENAME": "n4", "SBATCH_NO_KILL": "1"}
     facts, unseen = gather(DoctorRequest(job_id=job_id), JobConfig(), environ, slurm, HERE)
-    assert facts.job is not None
-    assert facts.job.job_id == job_id
+    assert there(facts.job).job_id == job_id
     assert (facts.environ, facts.node) == (None, None)
-    assert facts.options is not None
-    assert "no-kill" not in facts.options.given
+    assert "no-kill" not in there(facts.options).given
     assert len(unseen) == 2
     with pytest.raises(errors.JobNotFound):
         gather(DoctorRequest(job_id=12345), JobConfig(), environ, slurm, HERE)
@@ -141,7 +137,9 @@ def test_a_slurmctld_that_does_not_tell_its_time_tells_the_rest() -> None:
 @pytest.mark.parametrize(
     ("text", "driver"), [(OPEN, (580, 65, 6)), (CLOSED, (535, 104, 5)), ("", ()), ("x", ())]
 )
-def test_the_driver(tmp_path: Path, text: str, driver: tuple[int, ...]) -> None:
+def test_the_version_of_the_driver_is_read_from_the_kernel(
+    tmp_path: Path, text: str, driver: tuple[int, ...]
+) -> None:
     file = tmp_path / "proc/driver/nvidia/version"
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -163,7 +161,9 @@ def test_the_driver(tmp_path: Path, text: str, driver: tuple[int, ...]) -> None:
         ({}, (), ()),
     ],
 )
-def test_releases(installed: dict[str, str], cuda: tuple[int, ...], nccl: tuple[int, ...]) -> None:
+def test_releases_of_cuda_and_nccl_are_those_of_the_installed_packages(
+    installed: dict[str, str], cuda: tuple[int, ...], nccl: tuple[int, ...]
+) -> None:
     seen = software(HERE, lambda name: installed.get(name, ""))
     assert (seen.cuda, seen.nccl, bool(seen.torch)) == (cuda, nccl, bool(installed))
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.doctor.script import CannotRead, RobustRun, expands, read, run_of, unquoted
 from slurm_robust.slurm.options import of_script
+from tests.there import there
 
 
 def test_what_sbatch_would_not_get_cannot_be_read(tmp_path: Path) -> None:
@@ -40,8 +41,7 @@ def test_what_sbatch_would_not_get_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_follows_srobust_run(command: str, words: tuple[str, ...]) -> None:
-    run = run_of(f"#!/bin/bash\n#SBATCH -k\necho hello\n{command}\n")
-    assert run is not None
+    run = there(run_of(f"#!/bin/bash\n#SBATCH -k\necho hello\n{command}\n"))
     assert (run.words, run.variables, run.more) == (words, (), 0)
 
 
@@ -101,8 +101,7 @@ TRAP = "trap 'kill -USR1 $pid' USR1\n"
     ],
 )
 def test_signals_of_slurm_reach_it(lines: str) -> None:
-    run = run_of(f"#!/bin/bash\n{lines}\n")
-    assert run is not None
+    run = there(run_of(f"#!/bin/bash\n{lines}\n"))
     assert run.hears is True
 
 
@@ -141,8 +140,7 @@ def test_signals_of_slurm_reach_it(lines: str) -> None:
     ],
 )
 def test_signals_of_slurm_do_not_reach_it(lines: str) -> None:
-    run = run_of(f"#!/bin/bash\n{lines}\n")
-    assert run is not None
+    run = there(run_of(f"#!/bin/bash\n{lines}\n"))
     assert run.hears is False
 
 
@@ -156,8 +154,7 @@ def test_signals_of_slurm_do_not_reach_it(lines: str) -> None:
     ],
 )
 def test_whom_signals_reach_only_the_shell_knows(lines: str) -> None:
-    run = run_of(f"#!/bin/bash\n{lines}\n")
-    assert run is not None
+    run = there(run_of(f"#!/bin/bash\n{lines}\n"))
     assert run.hears is None
 
 

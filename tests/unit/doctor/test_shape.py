@@ -169,7 +169,7 @@ def test_two_options_for_gpus(lines: str, given: dict[str, str], level: Level) -
         ("job.gpus_in_all", {"gpus_per_node": "8"}, ""),
     ],
 )
-def test_counts(name: str, given: dict[str, str], text: str) -> None:
+def test_counts_of_nodes_and_tasks_are_judged(name: str, given: dict[str, str], text: str) -> None:
     found = apply(BY_NAME[name], options(**given)(GOOD)).text
     assert text in found if text else not found
 

@@ -71,7 +71,7 @@ def test_a_summary_fits_into_what_the_epilog_reads(tmp_path, incidents: int, nod
     assert directory.summary.stat().st_mode & 0o077 == 0
 
 
-def test_the_comment() -> None:
+def test_the_comment_of_a_job_is_its_summary_in_a_line() -> None:
     assert comment_of(summary()) == "srobust: ETTR 91.7 %, 1 incident, 2 generations"
     assert summarise.COMMENT_TAG == "srobust:"
 

@@ -198,7 +198,9 @@ def test_a_node_returns_when_it_is_proven_and_empty(
         (PartitionDrains(partition="p", nodes=100, this_hour=0), {"max_per_hour": 0}, DrainAction.NOTHING),
     ],
 )
-def test_caps(share: PartitionDrains, config: dict[str, object], action: DrainAction) -> None:
+def test_no_node_is_drained_beyond_the_share_of_its_partition(
+    share: PartitionDrains, config: dict[str, object], action: DrainAction
+) -> None:
     roomy = PartitionDrains(partition="other", nodes=1000)
     assert act(node(), UNFIT, None, roomy, share, **config) is action
 

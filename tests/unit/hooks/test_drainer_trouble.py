@@ -51,8 +51,14 @@ def test_a_pending_drain_is_not_forgotten_over_another_fault(hooked: Hooked) -> 
     assert not hooked.reason
 
 
-@pytest.mark.parametrize("took_effect", [False, True])
-def test_a_new_reason_without_an_answer_leaves_the_drain_ours(hooked: Hooked, took_effect: bool) -> None:
+@pytest.mark.parametrize(
+    ("took_effect", "more"),
+    [(False, ()), (True, ()), (False, ("gpu2",))],
+    ids=["it took no effect", "it took effect", "two of them"],
+)
+def test_a_new_reason_without_an_answer_leaves_the_drain_ours(
+    hooked: Hooked, took_effect: bool, more: tuple[str, ...]
+) -> None:
     class Silent(FakeSlurm):
         def drain(self, nodes: Sequence[str], reason: str) -> None:
             if took_effect:
@@ -62,24 +68,11 @@ def test_a_new_reason_without_an_answer_leaves_the_drain_ours(hooked: Hooked, to
     hooked.run(bad("gpu3"))
     slurm, hooked.slurm = hooked.slurm, Silent(hooked.cluster, user="root")
     hooked.run(bad("gpu1", "XID 48"), good("gpu3"))
+    for subject in more:
+        hooked.run(bad(subject, "XID 94"), good("gpu1"), good("gpu3"))
     hooked.slurm = slurm
     for _ in range(4):
-        hooked.run(good("gpu1"), good("gpu3"))
-    assert not hooked.reason
-
-
-def test_after_two_new_reasons_without_an_answer_the_first_one_is_still_known(hooked: Hooked) -> None:
-    class Silent(FakeSlurm):
-        def drain(self, nodes: Sequence[str], reason: str) -> None:
-            raise SlurmTimeout("no answer")
-
-    hooked.run(bad("gpu3"))
-    slurm, hooked.slurm = hooked.slurm, Silent(hooked.cluster, user="root")
-    hooked.run(bad("gpu1", "XID 48"), good("gpu3"))
-    hooked.run(bad("gpu2", "XID 94"), good("gpu1"), good("gpu3"))
-    hooked.slurm = slurm
-    for _ in range(4):
-        hooked.run(good("gpu1"), good("gpu2"), good("gpu3"))
+        hooked.run(*(good(subject) for subject in ("gpu1", *more, "gpu3")))
     assert not hooked.reason
 
 

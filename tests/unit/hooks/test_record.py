@@ -58,7 +58,9 @@ def test_whether_a_cause_has_passed(cause: DrainCause, findings: list[Finding], 
         (False, [found(PASS, "gpu3")], 0),
     ],
 )
-def test_runs_in_a_row(fit: bool, findings: list[Finding], passes: int) -> None:
+def test_failing_and_passing_runs_in_a_row_are_counted(
+    fit: bool, findings: list[Finding], passes: int
+) -> None:
     record = OwnDrain(reason="srobust: x", causes=(GPU3,), passes=2)
     assert (
         after_run(record, Report(findings=tuple(findings), causes=() if fit else (found(FAIL),))).passes

@@ -128,7 +128,9 @@ def _fields(job: EndedJob) -> dict[str, object]:
         ("/a\0b", "/home/alice", ()),
     ],
 )
-def test_places(template: str, work_dir: str, expected: tuple[str, ...]) -> None:
+def test_places_where_a_job_may_have_its_folder(
+    template: str, work_dir: str, expected: tuple[str, ...]
+) -> None:
     assert places((template,), EndedJob(**{**_fields(JOB), "work_dir": work_dir})) == expected
 
 
@@ -373,7 +375,9 @@ def test_the_link_that_is_not_followed_is_named(
 
 @as_root
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.__name__)
-def test_tricks(home: Home, trick: Callable[[Home], None]) -> None:
+def test_tricks_with_the_list_of_suspects_count_for_nothing(
+    home: Home, trick: Callable[[Home], None]
+) -> None:
     trick(home)
     begun = time.monotonic()
     found = home.read()

@@ -84,7 +84,9 @@ def test_what_a_later_job_needs_stays_unless_forced(
     assert store.latest() == ref(2, 60)
 
 
-def test_pruning(store: CheckpointStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_keeps_the_newest_and_says_what_it_would_remove(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     publish(store, ref(1, 30), 0, 2)
     assert run("prune", "gpt", "--dry-run") == 0
     said = capsys.readouterr().out

@@ -14,6 +14,7 @@ from slurm_robust.kernel.jobgroups import group_of, jobs_here
 from slurm_robust.kernel.shapes import recognise
 from slurm_robust.model.findings import Outcome
 from slurm_robust.nodes.checks import pressure, snapshots
+from tests.there import there
 from tests.unit.nodes.host_files import only, plant, view
 from tests.unit.nodes.test_processes import stat
 
@@ -93,8 +94,7 @@ def test_a_job_at_its_limit_is_no_finding(path: str) -> None:
 @pytest.mark.parametrize("path", OF_NO_JOB)
 def test_a_service_at_its_limit_is_one(path: str) -> None:
     for task in ("python3", "/job_7", f"/{SLUID}"):
-        found = recognise(OOM.format(path, task))
-        assert found is not None
+        found = there(recognise(OOM.format(path, task)))
         assert found[0].name == "out-of-memory-group"
 
 
@@ -113,13 +113,11 @@ def test_a_job_is_judged_by_its_limit(tmp_path: Path, path: str, folder: str, jo
             "/proc/self/environ": "A=1\0SLURM_JOB_ID=3801\0B=2",
         },
     )
-    job = pressure.gather(host, CONFIG).job
-    assert job is not None
+    job = there(pressure.gather(host, CONFIG).job)
     assert job.name == f"job_{job_id or 3801}"
     assert job.share == pytest.approx(0.9806, abs=0.001)
     host.path("/proc/self/environ").write_text("A=1\0")
-    job = pressure.gather(host, CONFIG).job
-    assert job is not None
+    job = there(pressure.gather(host, CONFIG).job)
     assert job.name == (f"job_{job_id}" if job_id else folder.rpartition("/")[2])
 
 
@@ -223,8 +221,7 @@ def test_jobs_of_a_recorded_node(tmp_path: Path) -> None:
     environments = {path: text for path, text in files.items() if path.endswith("/environ")}
     assert len(environments) >= 12
     for path, text in environments.items():
-        group = group_of(files[path.replace("environ", "cgroup")])
-        assert group is not None
+        group = there(group_of(files[path.replace("environ", "cgroup")]))
         assert f"SLURM_JOB_SLUID={group.name}\0" in text
         if "SLURM_JOB_ID=1\0" in text:
             host.path(path).unlink()

@@ -10,6 +10,7 @@ from slurm_robust.kernel import xid
 from slurm_robust.kernel.catalog import RULES, Topic
 from slurm_robust.kernel.xid import XidSeverity
 from slurm_robust.model.findings import Party, Suggestion
+from tests.there import there
 
 GPU = "NVRM: Xid (PCI:0000:9b:00): "
 ACTION = "GPU recovery action changed from 0x0 (None) to {}"
@@ -39,8 +40,7 @@ LINK = "(0x{:08x}, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
     ],
 )
 def test_each_shape_of_line_is_read(text: str, address: str, code: int, pid: int) -> None:
-    found = xid.parse(text)
-    assert found is not None
+    found = there(xid.parse(text))
     assert (found.subject, found.code, found.pids) == (address, code, (pid,) if pid else ())
 
 
@@ -78,10 +78,9 @@ def test_other_messages_are_not_xids(text: str) -> None:
 
 
 def test_a_line_of_a_mig_instance_names_the_cause() -> None:
-    found = xid.parse(
-        "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 45, pid=8, name=x, Ch 1 caused by previous Xid 149"
+    found = there(
+        xid.parse("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 45, pid=8, name=x, Ch 1 caused by previous Xid 149")
     )
-    assert found is not None
     assert found.cause == 149
 
 
@@ -136,8 +135,7 @@ def test_a_line_of_a_mig_instance_names_the_cause() -> None:
     ],
 )
 def test_a_line_says_how_severe_it_is(text: str, severity: XidSeverity, suggestion: Suggestion) -> None:
-    found = xid.parse(GPU + text)
-    assert found is not None
+    found = there(xid.parse(GPU + text))
     assert found.severity == severity
     assert xid.rule(found.code, found.severity).suggestion is suggestion
 
@@ -208,8 +206,7 @@ NAMES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_siz
 
 @given(NAMES, st.sampled_from([rule.code for rule in RULES.values() if rule.topic is Topic.PROGRAM]))
 def test_a_program_by_any_name_has_only_made_its_own_mistake(name: str, code: int) -> None:
-    found = xid.parse(f"{GPU}{code}, pid=77, name={name}, Ch 00000010, intr 10000000")
-    assert found is not None
+    found = there(xid.parse(f"{GPU}{code}, pid=77, name={name}, Ch 00000010, intr 10000000"))
     assert (found.code, found.pids, found.cause) == (code, (77,), 0)
     assert not xid.rule(found.code, found.severity).suggestion.keeps_jobs_away
 
@@ -217,6 +214,7 @@ def test_a_program_by_any_name_has_only_made_its_own_mistake(name: str, code: in
 @given(NAMES)
 def test_no_program_decides_how_severe_a_link_error_is(name: str) -> None:
     for words, severity in (("Fatal", XidSeverity.FATAL), ("Nonfatal", XidSeverity.NON_FATAL)):
-        found = xid.parse(f"{GPU}145, pid=3, name={name}, RLW_RXPIPE {words} XC0 i0 Link 13 (0x0, 0x0)")
-        assert found is not None
+        found = there(
+            xid.parse(f"{GPU}145, pid=3, name={name}, RLW_RXPIPE {words} XC0 i0 Link 13 (0x0, 0x0)")
+        )
         assert found.severity == severity

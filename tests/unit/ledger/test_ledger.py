@@ -75,7 +75,7 @@ CRASHED = STARTED | {
 }
 
 
-def test_a_crash() -> None:
+def test_the_seconds_of_a_crash_go_to_their_classes() -> None:
     assert made(crashed().over(105), 900) == CRASHED
 
 
@@ -309,7 +309,7 @@ def test_a_companion_is_held_while_it_lends() -> None:
     assert [span.nodes for span in books.spans][-3:] == [2, 3, 2]
 
 
-def test_gpus_and_blame() -> None:
+def test_gpu_hours_are_lost_to_the_node_that_is_blamed() -> None:
     journal = Journal().controller(0).allocation(0, submitted=None, gpus=16).launch(0, 1).first(1, 1, 0)
     journal.progress(100, 1, 99).opened(100, 1, 1, 0, Symptom.NODE_FAULT).ended(100, 1, 99)
     journal.decided(

@@ -48,6 +48,6 @@ def test_a_verdict_that_knows_more_of_the_same_fault_takes_its_place(first: Verd
     assert leading([first, later]) == (later, ())
 
 
-def test_of_several() -> None:
+def test_of_several_verdicts_the_strongest_leads_and_the_first_of_equals() -> None:
     assert leading([]) == (None, ())
     assert leading([CRASH, N2, CRASH, N3]) == (N2, (CRASH, N3))

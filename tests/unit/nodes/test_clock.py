@@ -41,7 +41,9 @@ def test_a_copy_has_no_clock(tmp_path: Path) -> None:
         (False, True, Outcome.FAIL, Suggestion.RESET),
     ],
 )
-def test_sync(synchronised: bool, required: bool, outcome: Outcome, suggestion: Suggestion) -> None:
+def test_a_clock_that_is_not_synchronised_fails_if_the_site_requires_it(
+    synchronised: bool, required: bool, outcome: Outcome, suggestion: Suggestion
+) -> None:
     config = NodeConfig(clock=ClockLimits(require_sync=required))
     found = only(clock.judge_sync(view(facts(synchronised=synchronised)), config))
     assert (found.outcome, found.suggestion) == (outcome, suggestion)
@@ -51,7 +53,7 @@ def test_sync(synchronised: bool, required: bool, outcome: Outcome, suggestion: 
     ("offset", "error", "fails"),
     [(0.5, 0.0, False), (0.501, 0.0, True), (-0.501, 0.0, True), (0.0, 0.5, False), (0.0, 0.6, True)],
 )
-def test_offset(offset: float, error: float, fails: bool) -> None:
+def test_an_offset_of_the_clock_above_the_limit_fails(offset: float, error: float, fails: bool) -> None:
     found = only(clock.judge_offset(view(facts(offset, error)), CONFIG))
     assert (found.outcome is Outcome.FAIL) is fails
     assert not found.suggestion.keeps_jobs_away

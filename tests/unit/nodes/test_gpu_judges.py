@@ -279,7 +279,7 @@ def test_a_healthy_node_passes_everything(name: str) -> None:
         ),
     ],
 )
-def test_the_count(
+def test_the_number_of_gpus_is_judged_by_limit_and_baseline(
     seen: GpuFacts, limits: dict[str, Any], baseline: GpuFacts | None, expected: tuple[Any, ...]
 ) -> None:
     assert said(judge("count", view(seen, baseline=baseline), **limits)) == expected
@@ -357,7 +357,9 @@ NOBODY_KNOWS = GpuProcess(pid=11, name="dcgm")
         ),
     ],
 )
-def test_leftovers(use: Use, expected: tuple[Outcome, Suggestion, str]) -> None:
+def test_what_is_left_on_gpus_without_a_job_is_judged(
+    use: Use, expected: tuple[Outcome, Suggestion, str]
+) -> None:
     assert said(leftovers(use)) == expected
 
 

@@ -57,7 +57,9 @@ def test_memory_of_the_real_machine_is_read() -> None:
         (2000, None, 1000, Outcome.PASS),
     ],
 )
-def test_size(total: int, least: int | None, baseline: int | None, outcome: Outcome) -> None:
+def test_the_size_of_memory_is_judged_by_limit_and_baseline(
+    total: int, least: int | None, baseline: int | None, outcome: Outcome
+) -> None:
     config = NodeConfig(memory=MemoryLimits(min_total_mb=least))
     recorded = MemoryFacts(total=baseline, available=0) if baseline else None
     found = only(memory.judge_size(view(MemoryFacts(total=total, available=1), baseline=recorded), config))

@@ -273,7 +273,7 @@ def test_stuck_processes_without_a_job_need_a_boot_and_others_are_others() -> No
 
 
 @pytest.mark.parametrize(("zombies", "fails"), [(0, False), (500, False), (501, True)])
-def test_zombies(zombies: int, fails: bool) -> None:
+def test_too_many_zombies_warn_and_keep_no_jobs_away(zombies: int, fails: bool) -> None:
     facts = with_facts(zombies=zombies, zombie_parent="slurmstepd")
     found = only(processes.judge_zombies(view(facts), CONFIG))
     assert (found.outcome is Outcome.FAIL) is fails

@@ -255,7 +255,7 @@ def test_an_answer_that_quotes_the_secret_does_not_get_through(server: Server) -
     assert found.value.permanent
 
 
-def test_nobody_listens() -> None:
+def test_a_server_that_does_not_listen_has_not_got_the_message() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"

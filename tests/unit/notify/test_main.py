@@ -69,7 +69,7 @@ def test_without_channels_there_is_nothing_to_test(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("options", [[], ["7", "--test", "--set", "spares=1"]])
-def test_wrong_usage(options: list[str]) -> None:
+def test_notify_refuses_wrong_usage(options: list[str]) -> None:
     assert main(["notify", *options]) == ExitCode.USAGE
 
 

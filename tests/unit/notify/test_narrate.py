@@ -98,7 +98,7 @@ def test_a_run_given_up_without_a_decision() -> None:
 
 
 @pytest.mark.parametrize(("code", "severity"), [(0, "info"), (1, "critical"), (143, "info"), (130, "info")])
-def test_ends(code: int, severity: str) -> None:
+def test_the_end_of_a_run_is_told_by_its_exit_code(code: int, severity: str) -> None:
     (notice,) = told(ev.RunEnded(t=30.0, code=code, reason="x"))
     assert (notice.kind, notice.severity.value) == (NoticeKind.END, severity)
 
@@ -116,7 +116,7 @@ def test_a_requeue_and_the_next_run() -> None:
     assert told(requeue, requeue, again)[0].key == told(requeue, requeue)[1].key
 
 
-def test_a_takeover() -> None:
+def test_a_takeover_is_told_with_its_reason() -> None:
     event = ev.ControllerStarted(
         t=5.0, epoch=2, host="h2", pid=1, port=1, node="n2", taken_from="n1", reason="n1 is dead"
     )

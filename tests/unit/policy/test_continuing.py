@@ -154,7 +154,7 @@ def test_a_later_start_names_what_it_does_not_do() -> None:
     assert other_training("other", "", "7") == "job 7 has no training, as it began"
 
 
-def test_steps_in_words() -> None:
+def test_steps_are_listed_in_words() -> None:
     assert steps_text([]) == "none"
     assert steps_text([ref(1, 5)]) == "step 5"
     assert steps_text([ref(2, 7), ref(1, 7), ref(1, 5)]) == "steps 7 and 5"

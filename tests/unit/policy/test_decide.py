@@ -16,6 +16,7 @@ from slurm_robust.policy import decide
 from slurm_robust.policy.ladder import MAX_PORTS
 from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
+from tests.there import there
 
 RULES = rules()
 STATE = job_state(
@@ -52,8 +53,7 @@ def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     for state, expected in ((job_state(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
-        assert decision.verdict is not None
-        assert decision.verdict.blame is inc.Blame.CODE
+        assert there(decision.verdict).blame is inc.Blame.CODE
         assert f"rank 1 on n3: {message}: ask for more memory (sbatch --mem)" in decision.reason
 
 
@@ -65,11 +65,10 @@ def test_a_node_whose_agent_ended_beside_a_dead_node_is_not_blamed() -> None:
         assert kinds(decision) == ["Evict", "Replace", "Restart"]
 
 
-def test_where_all_agents_ended_no_node_is_blamed() -> None:
+def test_agents_that_all_ended_blame_no_node() -> None:
     fault = failed(lost=("n2", "n3"), ended={"n2": "Killed", "n3": "Killed"}, alive=())
     first = decide(STATE, fault, 0.0, RULES)
-    assert first.verdict is not None
-    assert first.verdict.signature.kind is inc.FaultKind.AGENTS_LOST
+    assert there(first.verdict).signature.kind is inc.FaultKind.AGENTS_LOST
 
 
 def test_a_killed_rank_is_restarted_in_place() -> None:
@@ -102,8 +101,7 @@ def test_a_bug_is_restarted_once() -> None:
     fault = failed(root=root(code=1, error=error))
     first = decide(STATE, fault, 0.0, RULES)
     assert kinds(first) == ["Restart"]
-    assert first.verdict is not None
-    again = changed(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
+    again = changed(STATE, attempts=(Attempt(signature=there(first.verdict).signature, t=0.0, step=5),))
     second = decide(again, fault, 1.0, RULES)
     assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
     assert "KeyError at train.py:3" in second.reason
@@ -112,8 +110,7 @@ def test_a_bug_is_restarted_once() -> None:
 def test_an_exception_that_complains_about_a_peer_is_not_the_codes() -> None:
     error = WorkerError(type="RuntimeError", message="Connection reset by peer", file="train.py", line=3)
     decision = decide(STATE, failed(root=root(code=1, error=error), blames_peer=True), 0.0, RULES)
-    assert decision.verdict is not None
-    assert (kinds(decision), decision.verdict.blame) == (["Restart"], inc.Blame.NOBODY)
+    assert (kinds(decision), there(decision.verdict).blame) == (["Restart"], inc.Blame.NOBODY)
 
 
 def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
@@ -142,8 +139,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
 def test_a_port_is_no_reason_where_rank_zero_has_ended_well() -> None:
     well = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=0, taken="somebody"))
     decision = decide(STATE, failed(root=root(signal=9), exits=(well, root(signal=9))), 0.0, RULES)
-    assert decision.verdict is not None
-    assert decision.verdict.signature == KILLED
+    assert there(decision.verdict).signature == KILLED
 
 
 def out_of_room(rank: int, node: str, full: str) -> inc.NodeExit:
@@ -257,15 +253,13 @@ def test_gpu_memory_that_is_not_there_after_a_kill_is_nobodys_fault_once() -> No
     assert "may not have been free" in first.reason
     again = changed(state, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
     second = decide(again, fault, 1.0, RULES)
-    assert second.verdict is not None
-    assert second.verdict.blame is inc.Blame.CODE
+    assert there(second.verdict).blame is inc.Blame.CODE
 
 
 def test_gpu_memory_that_runs_out_in_the_first_generation_or_later_is_the_jobs() -> None:
     for state, fault in (out_of_gpu_memory(generation=1), out_of_gpu_memory(state_steps=7)):
         decision = decide(state, fault, 0.0, RULES)
-        assert decision.verdict is not None
-        assert decision.verdict.blame is inc.Blame.CODE
+        assert there(decision.verdict).blame is inc.Blame.CODE
 
 
 def test_workers_slow_to_die_on_several_nodes_convict_nobody() -> None:

@@ -43,7 +43,9 @@ def test_an_end_of_its_own_is_final_whatever_slurm_says(code: int, states: tuple
         (("TIMEOUT",), Hold.FREE, Hold.FREE),
     ],
 )
-def test_slurms_word(states: tuple[str, ...], held: Hold, after_an_ordered_end: Hold) -> None:
+def test_whether_a_job_holds_its_training_is_slurms_word(
+    states: tuple[str, ...], held: Hold, after_an_ordered_end: Hold
+) -> None:
     assert judge(CHAPTER, None, job(*states), answers=True) is held
     assert judge(CHAPTER, end(143), job(*states), answers=True) is after_an_ordered_end
     assert judge(CHAPTER, end(130), job(*states), answers=True) is after_an_ordered_end

@@ -50,7 +50,7 @@ def test_daly_is_within_a_thousandth_of_the_best_there_is(write: float, mtbf: fl
     assert expected_wall(daly(write, mtbf), write, mtbf) <= best * 1.001
 
 
-def test_young() -> None:
+def test_youngs_interval_is_that_of_his_formula() -> None:
     assert young(2.0, 3600.0) == 120.0
 
 

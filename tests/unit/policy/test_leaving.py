@@ -26,17 +26,13 @@ def test_slurm_leaves_kill_wait_less_a_margin(kill_wait_s: float, expected: floa
 
 
 @pytest.mark.parametrize(
-    ("left_s", "expected"), [(None, 60), (600, 60), (60, 22.5), (20, 2.5), (10, 0), (-5, 0)]
+    ("left_s", "newer", "stored"),
+    [(None, 60, 20), (600, 60, 60), (60, 22.5, 45), (20, 2.5, 5), (10, 0, 2), (-5, 0, 2)],
 )
-def test_a_newer_step_gets_half_of_what_is_left(left_s: float | None, expected: float) -> None:
-    assert newer_s(left_s, 60) == expected
-
-
-@pytest.mark.parametrize(("left_s", "expected"), [(None, 20), (600, 60), (60, 45), (10, 2)])
-def test_storage_is_waited_for_until_the_requeue_must_be_asked_for(
-    left_s: float | None, expected: float
+def test_a_newer_step_gets_half_of_what_is_left_and_storage_all_but_the_time_to_ask_for_the_requeue(
+    left_s: float | None, newer: float, stored: float
 ) -> None:
-    assert store_s(left_s, 20, 60) == expected
+    assert (newer_s(left_s, 60), store_s(left_s, 20, 60)) == (newer, stored)
 
 
 times = st.floats(0, 1e4)

@@ -8,6 +8,7 @@ from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.layout import Placement
 from slurm_robust.policy.missing_parts import MissingParts, are_worth_making, missing_parts
 from slurm_robust.policy.restore import Holding
+from tests.there import there
 
 THREE = Placement(slots=("n1", "n2", "n3"), nproc_per_node=1)
 
@@ -36,8 +37,7 @@ def test_the_newest_step_of_all_nodes_in_reach_is_named() -> None:
 
 def test_new_parts_are_made_where_rank_0s_can_be_written() -> None:
     """With it goes the shared part."""
-    missing = found(held("n1", (0, 24), (1, 24)), held("n2", (1, 24), (SHARED, 24)))
-    assert missing is not None
+    missing = there(found(held("n1", (0, 24), (1, 24)), held("n2", (1, 24), (SHARED, 24))))
     assert (missing.ranks, missing.anew) == ((2,), {2: 1})
 
 
@@ -47,24 +47,22 @@ def test_new_parts_are_made_where_rank_0s_can_be_written() -> None:
 def test_what_memory_has_whole_is_better_unless_it_is_long_ago(
     whole: int, step_s: float, worth: bool
 ) -> None:
-    missing = found(held("n1", (0, 24), (SHARED, 24)))
-    assert missing is not None
+    missing = there(found(held("n1", (0, 24), (SHARED, 24))))
     assert are_worth_making(missing, whole, step_s) is worth
 
 
 def test_a_step_that_only_some_of_them_have_is_not_the_newest() -> None:
-    missing = found(
-        held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)), held("n2", (1, 23), (SHARED, 23))
+    missing = there(
+        found(held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)), held("n2", (1, 23), (SHARED, 23)))
     )
-    assert missing is not None
     assert (missing.ref.step, missing.ranks, missing.nodes) == (23, (2,), ("n3",))
     assert missing.describe() == "step 23 is not whole: the part of rank 2 is on n3"
 
 
-def test_a_copy_on_a_peer_is_not_missing() -> None:
-    missing = found(held("n1", (0, 24), (1, 24), (SHARED, 24)))
-    assert missing is not None
-    assert missing.ranks == (2,)
+def test_a_copy_on_a_peer_is_not_missing_and_no_step_after_the_newest_that_counts_is_named() -> None:
+    assert there(found(held("n1", (0, 24), (1, 24), (SHARED, 24)))).ranks == (2,)
+    older = found(held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)), newest=23)
+    assert there(older).ref.step == 23
 
 
 @pytest.mark.parametrize("after", [24, 30])
@@ -72,35 +70,25 @@ def test_what_can_be_restored_is_newer(after: int) -> None:
     assert found(held("n1", (0, 24), (SHARED, 24)), after=after) is None
 
 
-def test_no_step_after_the_newest_that_counts() -> None:
-    missing = found(held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)), newest=23)
-    assert missing is not None
-    assert missing.ref.step == 23
-
-
 def test_without_the_shared_part_nothing_can_go_on_from_it() -> None:
-    missing = found(held("n1", (0, 24)))
-    assert missing is not None
+    missing = there(found(held("n1", (0, 24))))
     assert (missing.shared, missing.anew) == (True, {})
     assert (
         missing.describe() == "step 24 is not whole: the parts of ranks 1-2 and the shared part are on n[2-3]"
     )
-    sharded = found(held("n1", (0, 24)), shared=False)
-    assert sharded is not None
+    sharded = there(found(held("n1", (0, 24)), shared=False))
     assert (sharded.shared, sharded.anew) == (False, {})
 
 
 def test_the_shared_part_is_on_each_node_that_is_out_of_reach() -> None:
-    missing = found(held("n1", (0, 24), (1, 24), (2, 24)))
-    assert missing is not None
+    missing = there(found(held("n1", (0, 24), (1, 24), (2, 24))))
     assert (missing.ranks, missing.shared, missing.nodes) == ((), True, ("n2", "n3"))
     assert missing.describe() == "step 24 is not whole: the shared part is on n[2-3]"
 
 
 def test_of_a_step_that_only_the_rank_there_has_the_parts_of_all_others_are_missing() -> None:
     """Copies to peers are of fewer steps, and come later."""
-    missing = found(held("n1", (0, 25), (SHARED, 25), (0, 24), (SHARED, 24), (2, 24)))
-    assert missing is not None
+    missing = there(found(held("n1", (0, 25), (SHARED, 25), (0, 24), (SHARED, 24), (2, 24))))
     assert (missing.anew, missing.nodes) == ({1: 0, 2: 0}, ("n2", "n3"))
     assert missing.describe() == "step 25 is not whole: the parts of ranks 1-2 are on n[2-3]"
 

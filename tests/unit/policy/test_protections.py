@@ -82,7 +82,7 @@ def test_observe_mode_does_nothing_and_still_saves() -> None:
     )
 
 
-def test_a_job_without_any_says_so() -> None:
+def test_a_job_without_any_protection_says_so() -> None:
     config = JobConfig(mode="observe", checkpoint=CheckpointConfig(memory=False))
     assert told(protections(config, 4, 1)).startswith(
         "protected: nothing; not: restarts (mode is observe), hangs"

@@ -30,6 +30,7 @@ from slurm_robust.policy.restore import (
 )
 from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
+from tests.there import there
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
 S = CheckpointId(step=5, generation=1)
@@ -59,16 +60,14 @@ def test_own_memory_first() -> None:
     reach = held(
         n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[copy(1), copy(0, tier=Tier.PEER), copy(1, tier=Tier.LOCAL)]
     )
-    plan = choose({1: 5}, reach, STORED, TWO)
-    assert plan is not None
+    plan = there(choose({1: 5}, reach, STORED, TWO))
     assert plan.sources == {"n1": (near(0, Tier.MEMORY),), "n2": (near(1, Tier.MEMORY),)}
     assert plan.tiers == {"memory": 2}
 
 
 def test_a_new_node_fetches_from_the_peer() -> None:
     reach = held(n1=[copy(0), copy(1, tier=Tier.PEER)], n3=[])
-    plan = choose({1: 5}, reach, STORED, Placement(slots=("n1", "n3"), nproc_per_node=1))
-    assert plan is not None
+    plan = there(choose({1: 5}, reach, STORED, Placement(slots=("n1", "n3"), nproc_per_node=1)))
     assert plan.sources["n3"] == (far(1, Tier.PEER, "n1"),)
     assert plan.tiers == {"memory": 1, "peer": 1}
 
@@ -76,28 +75,23 @@ def test_a_new_node_fetches_from_the_peer() -> None:
 def test_a_peer_copy_on_the_very_node_is_own_memory() -> None:
     """The peer itself moved into the slot of the lost node."""
     placement = Placement(slots=("n2", "n1"), nproc_per_node=1)
-    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), {}, placement)
-    assert plan is not None
+    plan = there(choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), {}, placement))
     assert plan.sources == {"n2": (far(0, Tier.MEMORY, "n1"),), "n1": (near(1, Tier.PEER),)}
 
 
 def test_the_local_disk_comes_after_all_memory() -> None:
     disk = copy(1, tier=Tier.LOCAL)
-    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), {}, TWO)
-    assert plan is not None
+    plan = there(choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), {}, TWO))
     assert plan.sources["n2"] == (far(1, Tier.PEER, "n1"),)
-    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), {}, TWO)
-    assert plan is not None
+    plan = there(choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), {}, TWO))
     assert plan.sources["n2"] == (near(1, Tier.LOCAL),)
-    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[]), {}, TWO)
-    assert plan is not None
+    plan = there(choose({1: 5}, held(n1=[copy(0), disk], n2=[]), {}, TWO))
     assert plan.sources["n2"] == (far(1, Tier.LOCAL, "n1"),)
     assert plan.tiers == {"memory": 1, "local": 1}
 
 
 def test_storage_is_taken_whole() -> None:
-    plan = choose({1: 5}, held(n1=[copy(0)], n2=[]), STORED, TWO)
-    assert plan is not None
+    plan = there(choose({1: 5}, held(n1=[copy(0)], n2=[]), STORED, TWO))
     assert plan.sources == {"n1": (near(0, Tier.STORAGE),), "n2": (near(1, Tier.STORAGE),)}
     assert plan.tiers == {"storage": 2}
     assert choose({1: 5}, held(n1=[copy(0)], n2=[]), {}, TWO) is None
@@ -112,8 +106,7 @@ def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
     slots = ("n1", "n2", "n3", "n4")
     reach = held(n1=[copy(0), copy(SHARED), copy(2, tier=Tier.PEER)], n2=[copy(1), copy(SHARED)])
     reach += held(n5=[copy(3, tier=Tier.PEER)])
-    plan = choose({1: 5}, reach, {}, Placement(slots=slots, nproc_per_node=1))
-    assert plan is not None
+    plan = there(choose({1: 5}, reach, {}, Placement(slots=slots, nproc_per_node=1)))
     assert plan.sources["n1"] == (near(0, Tier.MEMORY), near(SHARED, Tier.MEMORY))
     shared = [s.address for n in ("n3", "n4") for s in plan.sources[n] if s.rank == SHARED]
     assert sorted(shared) == ["10.0.0.1", "10.0.0.2"]
@@ -131,15 +124,13 @@ def test_a_shared_part_that_was_ever_reported_is_needed() -> None:
 def test_what_was_never_sealed_does_not_exist() -> None:
     reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
     stored = (CheckpointId(step=9, generation=1), CheckpointId(step=7, generation=2))
-    plan = choose({1: 5}, reach, dict.fromkeys(stored, Tier.STORAGE), TWO)
-    assert plan is not None
+    plan = there(choose({1: 5}, reach, dict.fromkeys(stored, Tier.STORAGE), TWO))
     assert plan.ref == S
 
 
 def test_a_banned_one_is_passed_over() -> None:
     reach = held(n1=[copy(0), copy(0, step=4)], n2=[copy(1), copy(1, step=4)])
-    plan = choose({1: 5}, reach, {}, TWO, banned=[S])
-    assert plan is not None
+    plan = there(choose({1: 5}, reach, {}, TWO, banned=[S]))
     assert plan.ref.step == 4
     assert choose({1: 5}, reach, {}, TWO, banned=[S, CheckpointId(step=4, generation=1)]) is None
 
@@ -205,8 +196,7 @@ def check(
         assert {s.rank for s in sources} - {SHARED} == set(placement.ranks_of(node))
         for source in sources:
             here = next((h for h in reach if h.node == node), None)
-            holder = nodes[source.address] if source.address else here
-            assert holder is not None
+            holder = there(nodes[source.address] if source.address else here)
             wanted = (source.rank, plan.ref.generation, plan.ref.step, source.tier)
             assert wanted in [(c.rank, c.generation, c.step, c.tier) for c in holder.copies]
             distances = [
@@ -255,7 +245,7 @@ refs = st.builds(CheckpointId, step=st.integers(0, 3), generation=st.integers(1,
     shared=st.sets(st.integers(1, 3), max_size=1),
     banned=st.sets(refs, max_size=2),
 )
-def test_any_case(
+def test_the_choice_of_copies_is_right_in_any_case(
     nodes: list[list[Copy]],
     whole: list[CheckpointId],
     ports: list[int],
@@ -309,7 +299,7 @@ CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message
         (WorkerExit(rank=0, signal=9), False),
     ],
 )
-def test_errors_of_restoring(exit: WorkerExit, is_one: bool) -> None:
+def test_only_an_unusable_copy_is_a_failure_to_restore(exit: WorkerExit, is_one: bool) -> None:
     assert failed_to_restore(exit) == is_one
     assert not (is_one and is_spoilt(ended(exit)))
 
@@ -378,19 +368,19 @@ def test_what_ends_twice_after_all_have_restored_speaks_against_the_state(exit: 
         WorkerExit(rank=1, signal=11, taken="port 4000 was taken"),
     ],
 )
-def test_what_is_the_codes_or_comes_from_outside_does_not(exit: WorkerExit) -> None:
+def test_what_is_the_codes_or_comes_from_outside_does_not_speak_against_the_state(exit: WorkerExit) -> None:
     assert not is_spoilt(ended(exit))
 
 
-def test_an_end_that_no_rank_explains_does_not() -> None:
+def test_an_end_that_no_rank_explains_does_not_speak_against_the_state() -> None:
     assert not is_spoilt(ended(SEGFAULT, root=None, exits=()))
 
 
-def test_a_named_node_does_not() -> None:
+def test_the_fault_of_a_named_node_does_not_speak_against_the_state() -> None:
     assert not is_spoilt(ended(SEGFAULT, named={"n2": "XID 79"}))
 
 
-def test_numbers_that_are_bad_from_the_first_step_on_do() -> None:
+def test_numbers_that_are_bad_from_the_first_step_on_speak_against_the_state() -> None:
     assert against(AGAIN, [], good_step=-1)
     assert not against(AGAIN, [SEGFAULT], good_step=None)
     assert not against(AGAIN, [], good_step=12)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.policy.silence import MAX_EXCUSED_S, HeldUp, Silence, excused_s, judge
+from tests.there import there
 
 DEAD_S, APART_S = 5.0, 1.5
 
@@ -41,29 +42,25 @@ def test_one_silent_node_of_several_is_lost() -> None:
 
 
 def test_a_node_that_hears_no_other_may_be_cut_off_itself() -> None:
-    found = whose(nodes(4, 3), slurm_answers=True)
-    assert found is not None
+    found = there(whose(nodes(4, 3), slurm_answers=True))
     assert found.nodes == ("n2", "n3", "n4")
     assert "n1 hears no other node" in found.cause
 
 
 def test_of_two_nodes_slurmctld_is_the_second_witness() -> None:
     for answers in (None, False):
-        found = whose(nodes(2, 1), slurm_answers=answers)
-        assert found is not None
+        found = there(whose(nodes(2, 1), slurm_answers=answers))
         assert found.cause
     assert whose(nodes(2, 1), slurm_answers=True) == Silence(nodes=("n2",))
 
 
 def test_many_at_once_have_a_common_cause() -> None:
-    found = whose(nodes(6, 3))
-    assert found is not None
+    found = there(whose(nodes(6, 3)))
     assert found.cause == "n4, n5, n6 fell silent together: probably the network"
 
 
 def test_nodes_that_fall_silent_within_a_heartbeat_do_so_together() -> None:
-    found = whose({"n1": 0.0, "n2": 0.1, "n3": 5.1, "n4": 4.2})
-    assert found is not None
+    found = there(whose({"n1": 0.0, "n2": 0.1, "n3": 5.1, "n4": 4.2}))
     assert found.nodes == ("n3", "n4")
     assert found.cause
 
@@ -71,8 +68,7 @@ def test_nodes_that_fall_silent_within_a_heartbeat_do_so_together() -> None:
 def test_all_nodes_of_a_switch_have_a_common_cause() -> None:
     silent_s = nodes(16, 2)
     leaves = {node: "leaf1" if node in ("n15", "n16") else "leaf0" for node in silent_s}
-    found = whose(silent_s, switches=leaves)
-    assert found is not None
+    found = there(whose(silent_s, switches=leaves))
     assert "behind switch leaf1" in found.cause
     leaves["n14"] = "leaf1"  # it is heard, so the switch is well
     assert whose(silent_s, switches=leaves) == Silence(nodes=("n15", "n16"))

@@ -53,7 +53,7 @@ def test_the_paper_s_table(nodes: int, spares: int, per_day: float) -> None:
     ("nodes", "p", "expected"),
     [(nodes, p, spares) for p, row in P99.items() for nodes, spares in zip(NODES, row, strict=True)],
 )
-def test_p99(nodes: int, p: float, expected: int) -> None:
+def test_the_p99_of_simultaneous_failures_is_that_of_the_table(nodes: int, p: float, expected: int) -> None:
     assert at_once(nodes, p, 0.99) == expected
 
 
@@ -64,7 +64,7 @@ def exact(nodes: int, p: float) -> list[Fraction]:
 
 
 @given(st.integers(1, 40), probabilities, quantiles)
-def test_agrees_with_exact_sums(nodes: int, p: float, quantile: float) -> None:
+def test_the_number_of_spares_agrees_with_exact_sums(nodes: int, p: float, quantile: float) -> None:
     below = exact(nodes, p)
     found = at_once(nodes, p, quantile)
     # To a part in 10^8 of the tail: what a float holds of 1 - quantile.
@@ -75,22 +75,14 @@ def test_agrees_with_exact_sums(nodes: int, p: float, quantile: float) -> None:
         assert enough(nodes, p, spares) == pytest.approx(float(below[spares]), rel=1e-9, abs=1e-28)
 
 
-@given(counts, counts, probabilities, quantiles)
-def test_more_nodes_never_need_fewer(one: int, other: int, p: float, quantile: float) -> None:
-    few, many = sorted((one, other))
-    assert at_once(few, p, quantile) <= at_once(many, p, quantile)
-
-
-@given(counts, probabilities, probabilities, quantiles)
-def test_worse_nodes_never_need_fewer(nodes: int, one: float, other: float, quantile: float) -> None:
-    good, bad = sorted((one, other))
-    assert at_once(nodes, good, quantile) <= at_once(nodes, bad, quantile)
-
-
-@given(counts, probabilities, quantiles, quantiles)
-def test_more_certainty_never_needs_fewer(nodes: int, p: float, one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    assert at_once(nodes, p, low) <= at_once(nodes, p, high)
+@given(*[st.tuples(each, each).map(sorted) for each in (counts, probabilities, quantiles)])
+def test_more_nodes_worse_nodes_or_more_certainty_never_need_fewer(
+    nodes: list[int], p: list[float], quantile: list[float]
+) -> None:
+    least = at_once(nodes[0], p[0], quantile[0])
+    assert least <= at_once(nodes[1], p[0], quantile[0])
+    assert least <= at_once(nodes[0], p[1], quantile[0])
+    assert least <= at_once(nodes[0], p[0], quantile[1])
 
 
 @given(counts, probabilities, quantiles)
@@ -101,15 +93,18 @@ def test_the_share_that_is_covered_is_what_was_asked_for(nodes: int, p: float, q
     assert spares == 0 or enough(nodes, p, spares - 1) <= quantile + 1e-8
 
 
-@pytest.mark.parametrize("nodes", [1, 3, 5, 101])
-def test_an_exact_tie_counts_as_reached(nodes: int) -> None:
-    """Half of all times at most half of an odd number of coins show heads."""
-    assert at_once(nodes, 0.5, 0.5) == nodes // 2
-
-
-@pytest.mark.parametrize(("p", "spares"), [(0.0, 0), (1.0, 7), (5e-324, 0), (1 - 2**-53, 7)])
-def test_the_ends(p: float, spares: int) -> None:
-    assert at_once(7, p, 0.99) == spares
+@pytest.mark.parametrize(
+    ("nodes", "p", "quantile", "spares"),
+    [
+        *((7, p, 0.99, spares) for p, spares in ((0.0, 0), (1.0, 7), (5e-324, 0), (1 - 2**-53, 7))),
+        # Half of all times at most half of an odd number of coins show heads.
+        *((nodes, 0.5, 0.5, nodes // 2) for nodes in (1, 3, 5, 101)),
+    ],
+)
+def test_nodes_that_never_or_always_fail_and_an_exact_tie(
+    nodes: int, p: float, quantile: float, spares: int
+) -> None:
+    assert at_once(nodes, p, quantile) == spares
 
 
 def test_a_group_that_may_be_evicted_is_the_least() -> None:
@@ -152,17 +147,21 @@ def test_the_failures_that_were_seen_lie_in_the_interval(failures: int) -> None:
     assert high - low < 5 * math.sqrt(failures + 1) + 1
 
 
-def test_without_work_there_is_no_rate() -> None:
-    assert measure(3, 0.0) is None
-
-
-def test_a_given_rate_is_used() -> None:
-    assert rate_to_use(0.5, measure(100, 1000.0)).source == "given"
-
-
-def test_enough_failures_are_a_rate() -> None:
-    rate = rate_to_use(None, measure(ENOUGH, 100_000.0))
-    assert (rate.source, rate.per_day) == ("measured", 0.0001)
+@pytest.mark.parametrize(
+    ("given_rate", "failures", "node_days", "source", "per_day"),
+    [
+        (0.5, 100, 1000.0, "given", 0.5),
+        (None, ENOUGH, 100_000.0, "measured", 0.0001),
+        (None, 5, 100.0, "measured", 0.05),
+    ],
+    ids=["a given rate", "enough failures", "so little time that the paper's rate is out"],
+)
+def test_a_given_or_measured_rate_is_used(
+    given_rate: float | None, failures: int, node_days: float, source: str, per_day: float
+) -> None:
+    rate = rate_to_use(given_rate, measure(failures, node_days))
+    assert (rate.source, rate.per_day) == (source, per_day)
+    assert measure(failures, 0.0) is None
 
 
 def test_few_failures_leave_the_paper_s_rate() -> None:
@@ -170,11 +169,6 @@ def test_few_failures_leave_the_paper_s_rate() -> None:
     assert (rate.source, rate.per_day) == ("paper", PAPER_RATE)
     assert "3 failures in 1,000 node-days" in rate.why
     assert rate_to_use(None, measure(0, 1e6)).source == "paper"
-
-
-def test_few_failures_in_so_little_time_that_the_paper_s_rate_is_out() -> None:
-    rate = rate_to_use(None, measure(5, 100.0))
-    assert (rate.source, rate.per_day) == ("measured", 0.05)
 
 
 def test_why_nothing_was_measured_is_told() -> None:

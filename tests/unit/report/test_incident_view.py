@@ -64,7 +64,7 @@ def listed(events: list[ev.AnyEvent], last: int | None = None, width: int = 120)
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_list(width: int) -> None:
+def test_the_list_of_incidents_fits_the_terminal(width: int) -> None:
     text = screen(
         incident_view.render_list(
             incident_view.listing(JobView(events=incident_journal.whole()), "stopped", None)

@@ -77,7 +77,7 @@ def test_the_requested_number_of_lines_of_a_long_file(
     assert capsys.readouterr().out.splitlines() == expected[first + 1 if first else 0 :]
 
 
-def test_no_lines(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_lines_are_shown_if_none_are_wanted(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     write(job, numbers(3))
     assert main(["logs", str(job.path), "-n", "0"]) == 0
     assert capsys.readouterr().out == ""
@@ -123,7 +123,9 @@ def test_missing_output_is_reported_with_what_exists(
     assert fix in said
 
 
-def test_before_the_first_worker(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_worker_the_logs_say_how_to_wait_for_output(
+    job: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["logs", str(job.path)]) == 66
     assert "-f waits for the output" in capsys.readouterr().err
 

@@ -72,7 +72,9 @@ def chapters(jobs: Jobs, name: str = "gpt") -> list[int]:
         (["--from", "latest", "--step", "3"], ExitCode.ALLOCATION),
     ],
 )
-def test_options(options: list[str], code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_contradict_each_other_are_refused_first(
+    options: list[str], code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What they say together is checked first; then there is no Slurm job."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
@@ -637,7 +639,7 @@ def test_from_a_job_its_newest_checkpoints_are_linked_into_the_new_ones_folder(j
 
 
 @pytest.mark.parametrize("source", ["7", "{root}/7", "38_1", "old", "training-old", "{root}/training-old"])
-def test_ways_to_name_it(jobs: Jobs, source: str) -> None:
+def test_a_job_to_go_on_from_is_named_by_id_path_or_training(jobs: Jobs, source: str) -> None:
     jobs.job(7, *CANCELLED, training="old", array_task="38_1", stored=(ref(1, 40),))
     wish = ContinueOptions(source=source.format(root=jobs.root))
     assert went_on(start(wish, jobs.here(8, cwd=str(jobs.root)))).from_job == 7
@@ -657,7 +659,7 @@ def test_latest_is_the_newest_of_the_same_script(jobs: Jobs) -> None:
     assert went_on(start(ContinueOptions(source="latest"), jobs.here(9))).from_job == 6
 
 
-def test_a_hand_made_folder_of_checkpoints(jobs: Jobs) -> None:
+def test_a_hand_made_folder_of_checkpoints_can_be_gone_on_from(jobs: Jobs) -> None:
     made = jobs.root.parent / "mine"
     jobs.store(made, ref(4, 10), ref(4, 20))
     event = went_on(start(ContinueOptions(source=str(made)), jobs.here(8)))
@@ -688,7 +690,7 @@ def test_from_a_job_that_still_runs_the_words_fit(jobs: Jobs) -> None:
     refused(ContinueOptions(source="7"), jobs.here(8), ExitCode.OTHER_CONTROLLER, *words)
 
 
-def test_from_a_job_without_a_checkpoint(jobs: Jobs) -> None:
+def test_from_a_job_without_a_checkpoint_nothing_is_gone_on_from(jobs: Jobs) -> None:
     jobs.job(7)
     refused(ContinueOptions(source="7"), jobs.here(8), ExitCode.NO_INPUT, "ended before its training began")
 

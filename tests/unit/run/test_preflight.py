@@ -54,28 +54,35 @@ def check(error: pytest.ExceptionInfo[PreflightError], code: ExitCode, text: str
     assert error.value.fix
 
 
-def test_outside_of_slurm() -> None:
-    with pytest.raises(PreflightError) as error:
-        preflight.find_allocation({"PATH": "/bin"})
-    check(error, ExitCode.ALLOCATION, "not inside a Slurm job")
-
-
-def test_a_heterogeneous_job_is_refused() -> None:
-    with pytest.raises(PreflightError) as error:
-        preflight.find_allocation(
-            {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_HET_SIZE": "2", "SLURM_NNODES": "1"}
-        )
-    check(error, ExitCode.ALLOCATION, "heterogeneous (2 components)")
-
-
 IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2"}
 
 
-def test_srun_srobust_run_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("environ", "code", "said", "fix"),
+    [
+        ({"PATH": "/bin"}, ExitCode.ALLOCATION, "not inside a Slurm job", ""),
+        (
+            {**IN_JOB, "SLURM_HET_SIZE": "2", "SLURM_NNODES": "1"},
+            ExitCode.ALLOCATION,
+            "heterogeneous (2 components)",
+            "",
+        ),
+        (
+            {**IN_JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            ExitCode.USAGE,
+            "srun has started 'srobust run' 2 times",
+            "exec srobust run",
+        ),
+    ],
+    ids=["outside of Slurm", "a heterogeneous job", "srun srobust run"],
+)
+def test_where_srobust_run_cannot_begin_it_says_why(
+    environ: dict[str, str], code: ExitCode, said: str, fix: str
+) -> None:
     with pytest.raises(PreflightError) as error:
-        preflight.find_allocation({**IN_JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
-    check(error, ExitCode.USAGE, "srun has started 'srobust run' 2 times")
-    assert "exec srobust run" in error.value.fix
+        preflight.find_allocation(environ)
+    check(error, code, said)
+    assert fix in error.value.fix
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_srun_srobust_run_is_refused_by_name() -> None:
         {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},
     ],
 )
-def test_one_srobust_run_is_not(environ: dict[str, str]) -> None:
+def test_one_srobust_run_in_a_step_is_not_refused(environ: dict[str, str]) -> None:
     assert preflight.find_allocation({**IN_JOB, **environ}).nodes == ("n1", "n2")
 
 
@@ -472,7 +479,7 @@ def crashed(rules: Path | None = None) -> Job:
     return job
 
 
-def test_the_controller_obeys_them(rules: Path) -> None:
+def test_the_controller_obeys_a_sites_log_rules(rules: Path) -> None:
     assert not crashed().events(ev.NodeEvicted)
     job = crashed(rules)
     assert [event.node for event in job.events(ev.NodeEvicted)] == ["n2"]
@@ -481,7 +488,7 @@ def test_the_controller_obeys_them(rules: Path) -> None:
     assert report.root.exit.rank == 1
 
 
-def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:
+def test_a_broken_file_of_log_rules_is_refused_with_its_line(rules: Path) -> None:
     check_log_rules(config(rules.name), rules.parent)
     rules.write_text(RULES.replace("action: evict", "action: explode"))
     with pytest.raises(PreflightError) as error:
@@ -491,7 +498,7 @@ def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:
     assert error.value.fix
 
 
-def test_srobust_run_refuses_it_before_anything_is_made(
+def test_srobust_run_refuses_broken_log_rules_before_anything_is_made(
     rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(rules.parent)
@@ -505,7 +512,7 @@ def test_srobust_run_refuses_it_before_anything_is_made(
     assert not (rules.parent / "srobust-jobs").exists()
 
 
-def test_a_file_that_was_lost_meanwhile_costs_only_its_rules(rules: Path) -> None:
+def test_log_rules_that_were_lost_meanwhile_cost_only_themselves(rules: Path) -> None:
     rules.unlink()
     known, trouble = load_log_rules(config(str(rules)), Path("/"))
     assert {rule.name for rule in known.rules}

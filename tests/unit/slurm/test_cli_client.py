@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,16 +185,21 @@ def test_a_command_that_dies_of_the_end_of_the_run_is_asked_again() -> None:
     assert sum(asked.startswith("sbatch") for asked in script.asked) == 1
 
 
-def test_the_size_of_a_running_job_is_never_sent() -> None:
-    """Slurm would take it as: shrink to so many nodes."""
-    script = Script(
-        {
-            "sinfo": "slurm-wlm 22.05.8",
-            "scontrol -d show job": (DATA / "slurm_text/22.05.8/job_running.txt").read_text(),
-        }
-    )
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda slurm: slurm.set_size(41, Size(least=4, most=5, tasks=5, cpus=5)),
+        lambda slurm: slurm.set_required_nodes(41, ["n1"]),
+    ],
+    ids=["size", "required nodes"],
+)
+def test_what_slurm_would_take_as_an_order_to_shrink_is_never_sent_for_a_running_job(
+    change: Callable[[CliSlurmClient], None],
+) -> None:
+    running = (DATA / "slurm_text/22.05.8/job_running.txt").read_text()
+    script = Script({"sinfo": "slurm-wlm 22.05.8", "scontrol -d show job": running})
     with pytest.raises(errors.JobNotPending):
-        CliSlurmClient(run=script).set_size(41, Size(least=4, most=5, tasks=5, cpus=5))
+        change(CliSlurmClient(run=script))
 
 
 def test_steps_of_a_job_without_any() -> None:
@@ -231,18 +236,6 @@ def test_submit_reads_the_id_behind_a_plugin_s_chatter() -> None:
     assert script.asked == ["sbatch --parsable --requeue --nodes=2 job.sh a b"]
     with pytest.raises(errors.UnparsableOutput, match="no job id"):
         CliSlurmClient(run=Script({"sbatch": "later\n"})).submit(request)
-
-
-def test_required_nodes_of_a_running_job_are_never_sent() -> None:
-    """Slurm would take it as: shrink to these nodes."""
-    script = Script(
-        {
-            "sinfo": "slurm-wlm 22.05.8",
-            "scontrol -d show job": (DATA / "slurm_text/22.05.8/job_running.txt").read_text(),
-        }
-    )
-    with pytest.raises(errors.JobNotPending):
-        CliSlurmClient(run=script).set_required_nodes(41, ["n1"])
 
 
 def test_orders_without_substance() -> None:

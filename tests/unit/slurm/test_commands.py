@@ -90,7 +90,7 @@ def test_a_huge_job_has_one_step() -> None:
         assert len(whole_node_steps(Allocation(job_id=7, nodes=nodes), nodes, ("agent",))) == steps
 
 
-def test_sbatch() -> None:
+def test_a_request_to_submit_is_the_arguments_of_sbatch() -> None:
     request = SubmitRequest(
         command=("sleep", "1 0"),
         wrap=True,
@@ -117,7 +117,7 @@ def test_sbatch() -> None:
     ]
 
 
-def test_reservations() -> None:
+def test_a_request_for_a_reservation_is_the_arguments_of_scontrol() -> None:
     request = ReservationRequest(
         name="spare", nodes=("n1", "n2"), users=("alice", "bob"), flags=("IGNORE_JOBS",), partition="main"
     )
@@ -139,7 +139,7 @@ def test_reservations() -> None:
     assert commands.create_reservation(begun)[4:6] == ["starttime=uts1795417200", "duration=1"]
 
 
-def test_cancel() -> None:
+def test_jobs_and_steps_are_cancelled_or_get_a_signal() -> None:
     assert commands.cancel(7, None, None) == ["scancel", "7"]
     assert commands.cancel(7, "0", None) == ["scancel", "7.0"]
     assert commands.cancel(7, None, "USR1") == ["scancel", "--signal=USR1", "7"]

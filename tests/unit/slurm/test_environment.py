@@ -54,7 +54,7 @@ def test_the_tasks_per_node_that_were_asked_for() -> None:
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n["}, "brackets"),
     ],
 )
-def test_outside_a_job(environ: dict[str, str], words: str) -> None:
+def test_outside_a_job_there_is_no_allocation_in_the_environment(environ: dict[str, str], words: str) -> None:
     with pytest.raises(NotInAllocation, match=words) as caught:
         allocation_from_environment(environ)
     assert "sbatch" in caught.value.fix

@@ -51,7 +51,7 @@ If no partition is requested the default partition is assumed."""
         ("", errors.CommandFailed),
     ],
 )
-def test_texts(text: str, kind: type[errors.SlurmCommandError]) -> None:
+def test_texts_of_slurm_are_told_apart_as_errors(text: str, kind: type[errors.SlurmCommandError]) -> None:
     for done in (
         CompletedCommand(command=("scontrol", "x"), exit_code=1, stdout="", stderr=text),
         CompletedCommand(command=("scontrol", "x"), exit_code=1, stdout=text, stderr=""),

@@ -113,7 +113,7 @@ def test_nodes_tasks_and_cpus_agree(submitted: dict[str, int], available: int, t
     assert size_of(NEED, again, available) == size, "asked for again, it is the same"
 
 
-def test_how_it_is_said() -> None:
+def test_a_size_is_said_to_slurm_and_to_people() -> None:
     size = Size(least=4, most=5, tasks=5, cpus=5)
     assert size.arguments() == ("NumNodes=4-5", "NumTasks=5", "NumCPUs=5")
     assert size.describe() == "4-5 nodes"

@@ -229,7 +229,7 @@ def test_words_of_a_command_line(words: str, given: dict[str, str]) -> None:
         ("", None),
     ],
 )
-def test_signals(text: str, signal: Signal | None) -> None:
+def test_the_signal_option_is_understood(text: str, signal: Signal | None) -> None:
     assert parse_signal(text) == signal
 
 

@@ -92,7 +92,7 @@ def test_of_an_arrays_tasks_the_one_with_the_id_is_meant() -> None:
     assert text.parse_job(tasks, 40).job_id == 39
 
 
-def test_a_held_job() -> None:
+def test_a_held_job_is_pending_and_held_by_its_user() -> None:
     job = text.parse_job(recorded("job_held.txt"))
     assert job.held
     assert job.is_pending
@@ -117,7 +117,7 @@ def test_what_a_job_holds_on_each_node() -> None:
     assert held.gpus_per_node == {"n1": 4, "n2": 4}
 
 
-def test_nodes() -> None:
+def test_nodes_are_read_with_their_reasons() -> None:
     nodes = {node.name: node for node in text.parse_nodes(recorded("nodes.txt"))}
     assert list(nodes) == ["n1", "n2", "n3", "n4"]
     bad = nodes["n4"]
@@ -137,7 +137,7 @@ def test_a_reason_with_local_time_is_the_same_node() -> None:
     assert node.reason_time is not None
 
 
-def test_steps() -> None:
+def test_steps_are_read_with_their_nodes() -> None:
     batch, step = text.parse_steps(recorded("steps.txt"))
     assert (batch.step_id, batch.nodes) == ("batch", ("n1",))
     assert (step.job_id, step.step_id, step.name, step.nodes) == (41, "0", "sleep", ("n1", "n2"))
@@ -154,7 +154,7 @@ def test_a_step_whose_name_looks_like_fields() -> None:
     assert step.nodes == ("n1",)
 
 
-def test_reservations() -> None:
+def test_reservations_are_read_with_their_users_and_flags() -> None:
     (spare,) = text.parse_reservations(recorded("reservations.txt"))
     assert (spare.name, spare.nodes, spare.node_count) == ("spare", ("n3", "n4"), 2)
     assert spare.users == ("alice", "root")
@@ -163,7 +163,7 @@ def test_reservations() -> None:
     assert text.parse_reservations("No reservations in the system\n") == ()
 
 
-def test_config() -> None:
+def test_the_configuration_of_slurm_is_read_as_lists() -> None:
     config = text.parse_config(recorded("config.txt"))
     assert config["ClusterName"] == ("mini",)
     assert config["SlurmdTimeout"] == ("20 sec",)
@@ -176,7 +176,7 @@ def test_config_in_the_forms_of_all_releases() -> None:
     assert text.parse_config(output) == {"Prolog": ("/a", "/b"), "X": ("a=b",)}
 
 
-def test_topology() -> None:
+def test_switches_are_read_with_their_nodes() -> None:
     spine, leaf = text.parse_topology(
         "SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=leaf[1-2] \n"
         "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n"
@@ -316,7 +316,7 @@ def test_no_reason_hides_a_node(lines: list[str]) -> None:
         ("", set()),
     ],
 )
-def test_states(given: str, expected: set[str]) -> None:
+def test_states_of_nodes_are_read_from_words_and_marks(given: str, expected: set[str]) -> None:
     assert values.parse_states(given) == expected
 
 
@@ -332,7 +332,9 @@ def test_states(given: str, expected: set[str]) -> None:
         ("gpu", [("gpu", "", 1)]),
     ],
 )
-def test_gres(given: str, expected: list[tuple[str, str, int]]) -> None:
+def test_generic_resources_are_read_in_all_their_forms(
+    given: str, expected: list[tuple[str, str, int]]
+) -> None:
     assert [(g.name, g.type, g.count) for g in values.parse_gres(given)] == expected
 
 
@@ -340,11 +342,11 @@ def test_gres(given: str, expected: list[tuple[str, str, int]]) -> None:
     ("given", "expected"),
     [("02:00:00", 7200.0), ("1-00:00:10", 86410.0), ("05:30", 330.0), ("UNLIMITED", None), ("", None)],
 )
-def test_durations(given: str, expected: float | None) -> None:
+def test_durations_are_read_as_seconds(given: str, expected: float | None) -> None:
     assert values.parse_duration(given) == expected
 
 
-def test_versions() -> None:
+def test_versions_of_slurm_can_be_compared() -> None:
     assert values.parse_version("slurm-wlm 22.05.8\n") == SlurmVersion(major=22, minor=5, micro=8)
     assert values.parse_version("slurm 24.11.0-0rc1") >= SlurmVersion(major=24, minor=11)
     assert str(SlurmVersion(major=22, minor=5, micro=8)) == "22.05.8"
@@ -356,14 +358,14 @@ def test_versions() -> None:
 
 
 @pytest.mark.parametrize("release", NEWER)
-def test_json_nodes(release: str) -> None:
+def test_nodes_are_read_from_the_json_of_each_release(release: str) -> None:
     first, last = jsonforms.parse_nodes(document(release, "scontrol_show_nodes.json"))
     check_nodes(first.states, last.states, first.reason, first.reason_user)
     assert first.gres == (Gres(name="gpu", type="h100", count=8),)
     assert first.partitions == ("main",)
 
 
-def test_json_nodes_of_22_05() -> None:
+def test_nodes_are_read_from_the_json_of_22_05() -> None:
     first, last = jsonforms.parse_nodes(document("22.05.8", "sinfo.json"))
     check_nodes(first.states, last.states, first.reason, first.reason_user)
     assert first.reason_time is not None
@@ -377,7 +379,7 @@ def check_nodes(first: frozenset[str], last: frozenset[str], reason: str, user: 
 
 
 @pytest.mark.parametrize("release", [OLDEST, *NEWER])
-def test_json_jobs(release: str) -> None:
+def test_jobs_are_read_from_the_json_of_each_release(release: str) -> None:
     jobs = {job.name: job for job in jsonforms.parse_jobs(document(release, "squeue.json"))}
     train, pending = jobs["train"], jobs["pend"]
     assert train.is_running
@@ -396,7 +398,7 @@ def test_json_jobs(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", NEWER)
-def test_json_allocation(release: str) -> None:
+def test_an_allocation_is_read_from_the_json_of_each_release(release: str) -> None:
     held = jsonforms.parse_allocation(document(release, "scontrol_show_job.json"))
     assert held.nodes == ("n1",)
     assert held.gpus_per_node == {"n1": 8}
@@ -404,7 +406,7 @@ def test_json_allocation(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", NEWER)
-def test_json_steps_and_reservations(release: str) -> None:
+def test_steps_and_reservations_are_read_from_the_json_of_each_release(release: str) -> None:
     (step,) = jsonforms.parse_steps(document(release, "scontrol_show_step.json"))
     assert (step.step_id, step.name, step.nodes, step.states) == ("0", "sleep", ("n1",), {"RUNNING"})
     (maint,) = jsonforms.parse_reservations(document(release, "scontrol_show_reservation.json"))
@@ -429,7 +431,7 @@ def test_text_names_only_what_is_done_with_a_running_job(state: str) -> None:
     assert values.parse_job_states(state) == {"RUNNING", state}
 
 
-def test_json_numbers() -> None:
+def test_numbers_of_the_json_may_be_unset_or_infinite() -> None:
     assert jsonforms.number({"set": True, "infinite": False, "number": 7}) == 7
     assert jsonforms.number({"set": False, "infinite": True, "number": 0}) is None
     assert jsonforms.number({"set": True, "infinite": True, "number": 0}) is None

@@ -51,7 +51,7 @@ def ask(stand_in: object, method: str, **params: object) -> dict[str, object]:
     return msgspec.json.decode(reply)
 
 
-def test_translation(pyslurm: object) -> None:
+def test_pyslurms_records_are_translated_to_ours(pyslurm: object) -> None:
     slurm = pyslurm.client
     job_id = slurm.submit(SubmitRequest(command=("x",), nodes=2, time_limit_s=600, comment="c"))
     job = ask(pyslurm, "job", job_id=job_id)["value"]
@@ -89,37 +89,28 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
         helper(tmp_path).release()
 
 
-def test_a_call_that_hangs_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "error", "said"),
+    [("time.sleep(600)", errors.SlurmTimeout, None), ("os._exit(3)", errors.CommandFailed, "helper died")],
+    ids=["hangs", "dies"],
+)
+def test_after_a_call_in_which_the_helper_hangs_or_dies_the_next_one_works(
+    tmp_path: Path, trouble: str, error: type[Exception], said: str | None
+) -> None:
     source = (
-        "import time, pathlib\n"
+        "import os, time, pathlib\n"
         f"flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
         "class Job:\n"
         "    def __init__(self, id): pass\n"
         "    def release(self):\n"
-        "        if not flag.exists(): flag.touch(); time.sleep(600)\n"
+        f"        if not flag.exists(): flag.touch(); {trouble}\n"
     )
     given = helper(module(tmp_path, source), timeout_s=5.0)
     given.release()
-    given._timeout_s = 0.3
-    with pytest.raises(errors.SlurmTimeout):
+    given._timeout_s = 0.3 if "sleep" in trouble else 5.0
+    with pytest.raises(error, match=said):
         given.call("release", job_id=1)
     given._timeout_s = 5.0
-    assert given.call("release", job_id=1) is None
-    given.close()
-
-
-def test_a_helper_that_dies_is_started_again(tmp_path: Path) -> None:
-    source = (
-        "import os, pathlib\n"
-        f"flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
-        "class Job:\n"
-        "    def __init__(self, id): pass\n"
-        "    def release(self):\n"
-        "        if not flag.exists(): flag.touch(); os._exit(3)\n"
-    )
-    given = helper(module(tmp_path, source))
-    with pytest.raises(errors.CommandFailed, match="helper died"):
-        given.call("release", job_id=1)
     assert given.call("release", job_id=1) is None
     given.close()
 

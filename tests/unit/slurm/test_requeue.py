@@ -28,6 +28,7 @@ from slurm_robust.slurm.requeue_plan import (
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import records
+from tests.there import there
 
 ORDER = RequeueRequest(job_id=7, ending_run=0, exclude=("n2",))
 
@@ -74,7 +75,9 @@ PENDING = job("PENDING", 1, reason="BeginTime", excluded_nodes=("n2",), nodes=()
         (job("STAGE_OUT", 0), Wait(why="the job is STAGE_OUT")),
     ],
 )
-def test_next_step(seen: SlurmJob, expected: Do | Wait | RequeueEnd) -> None:
+def test_the_next_step_of_a_requeue_follows_from_what_slurm_shows(
+    seen: SlurmJob, expected: Do | Wait | RequeueEnd
+) -> None:
     assert decide(ORDER, seen, SETTLED) == expected
 
 
@@ -92,7 +95,7 @@ def test_next_step(seen: SlurmJob, expected: Do | Wait | RequeueEnd) -> None:
         (msgspec.structs.replace(PENDING, priority=0, reason="BadConstraints"), "JobId=7 ExcNodeList="),
     ],
 )
-def test_left_alone(seen: SlurmJob, words: str) -> None:
+def test_a_job_that_has_ended_or_runs_again_is_left_alone(seen: SlurmJob, words: str) -> None:
     step = decide(ORDER, seen, RequeueMemory())
     assert isinstance(step, RequeueEnd)
     assert not step.ok
@@ -195,8 +198,7 @@ def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
     assert clock.now == begun, "nothing to wait for before the batch script ends"
     rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
     assert rest.ok
-    assert rest.job is not None
-    assert rest.job.nodes == ("n1", "n3")
+    assert there(rest.job).nodes == ("n1", "n3")
     assert clock.now - begun < 5
     assert [outcome.stage for outcome in said] == [
         RequeueCommand.REQUEUE,
@@ -220,8 +222,7 @@ def test_where_slurm_takes_no_change_before_the_run_has_ended(
     assert [outcome.stage for outcome in said] == [RequeueCommand.REQUEUE, *tried]
     rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
     assert rest.ok
-    assert rest.job is not None
-    assert rest.job.excluded_nodes == ("n2",)
+    assert there(rest.job).excluded_nodes == ("n2",)
 
 
 def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm) -> None:
@@ -332,8 +333,7 @@ def test_a_job_that_an_administrator_holds_is_requeued_all_the_same(slurm: FakeS
     outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=slurm.cluster.clock)
     assert outcome.ok
     assert outcome.detail.startswith("an administrator holds it (JobHeldAdmin)")
-    assert outcome.job is not None
-    assert outcome.job.excluded_nodes == ("n2",)
+    assert there(outcome.job).excluded_nodes == ("n2",)
 
 
 def test_an_expedited_job_needs_nobody_who_watches(slurm: FakeSlurm) -> None:
@@ -407,8 +407,7 @@ def test_a_living_suspect_is_used_again_before_a_dead_node_is_waited_for() -> No
     power_cut(slurm, "n2")
     watcher = msgspec.structs.replace(order, until=Until.RUNNING, may_requeue=False)
     done = carry_out(slurm, watcher, timeout_s=60, clock=clock)
-    assert done.job is not None
-    assert done.job.nodes == ("n1", "n3", "n4", "n5")
+    assert there(done.job).nodes == ("n1", "n3", "n4", "n5")
 
 
 def test_what_the_owner_changes_meanwhile_is_left_alone() -> None:
@@ -425,8 +424,7 @@ def test_what_the_owner_changes_meanwhile_is_left_alone() -> None:
     order = RequeueRequest(job_id=job_id, ending_run=0, exclude=("n3",), need=Need(least=3, most=3))
     done = carry_out(slurm, order, timeout_s=60, clock=clock, report=told(said))
     assert done.ok
-    assert done.job is not None
-    assert done.job.nodes == ("n1", "n2", "n3")
+    assert there(done.job).nodes == ("n1", "n2", "n3")
     assert [outcome.stage for outcome in said].count(RequeueCommand.EXCLUDE) == 1
 
 
@@ -445,8 +443,7 @@ def asked_by_name(slurm: FakeSlurm, **fields: object) -> tuple[RequeueOutcome, l
 
 def test_nodes_that_are_rebooting_are_asked_for_by_name(slurm: FakeSlurm) -> None:
     done, said, took_s = asked_by_name(slurm)
-    assert done.job is not None
-    assert done.job.nodes == ("n3", "n4")
+    assert there(done.job).nodes == ("n3", "n4")
     assert [outcome.stage for outcome in said][-2:] == [RequeueCommand.PIN, RequeueCommand.START]
     assert took_s < 10
 
@@ -454,8 +451,7 @@ def test_nodes_that_are_rebooting_are_asked_for_by_name(slurm: FakeSlurm) -> Non
 def test_other_nodes_are_taken_if_the_named_ones_do_not_come_in_a_minute(slurm: FakeSlurm) -> None:
     power_cut(slurm, "n4")
     done, said, took_s = asked_by_name(slurm)
-    assert done.job is not None
-    assert done.job.nodes == ("n1", "n2")
+    assert there(done.job).nodes == ("n1", "n2")
     assert RequeueCommand.PIN not in [outcome.stage for outcome in said], (
         "else a job would wait for a dead node"
     )
@@ -467,5 +463,4 @@ def test_the_next_requeue_does_not_ask_for_them_again(slurm: FakeSlurm) -> None:
     order = RequeueRequest(job_id=job_id, ending_run=0, pins=("n2", "n3"))
     done = carry_out(slurm, order, timeout_s=60, clock=slurm.cluster.clock)
     assert done.ok
-    assert done.job is not None
-    assert done.job.required_nodes == ("n1",)
+    assert there(done.job).required_nodes == ("n1",)

@@ -50,12 +50,12 @@ def check(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_life(seed: int) -> None:
+def test_a_life_of_random_faults_keeps_all_promises(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1400, 40))
-def test_many_lives(first: int) -> None:
+def test_many_lives_of_random_faults_keep_all_promises(first: int) -> None:
     for seed in range(first, first + 40):
         check(seed)

@@ -189,7 +189,7 @@ def test_ask_gives_the_answer_and_gives_up(controller: ControllerSocket, keys: C
 
 
 @pytest.mark.slow
-def test_1250_agents(controller: ControllerSocket, keys: ClientKeys) -> None:
+def test_1250_agents_connect_and_get_their_answers(controller: ControllerSocket, keys: ClientKeys) -> None:
     """All connect, every heartbeat comes, every one gets its answer."""
     count = 1250
     context = zmq.Context(io_threads=1)

@@ -106,7 +106,9 @@ def recorded(installed: Path, tmp_path: Path, script: str) -> tuple[str, ...] | 
         ),
     ],
 )  # fmt: skip
-def test_what_is_noted(installed: Path, tmp_path: Path, script: str, expected: tuple[str, ...]) -> None:
+def test_the_imports_of_a_script_are_noted(
+    installed: Path, tmp_path: Path, script: str, expected: tuple[str, ...]
+) -> None:
     assert recorded(installed, tmp_path, script) == expected
 
 

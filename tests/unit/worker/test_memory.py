@@ -36,6 +36,7 @@ from slurm_robust.model.progress import RESERVE
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.ranks import run_ranks
+from tests.there import there
 from tests.torch_features import needs_fsdp2
 from tests.unit.worker import small_training
 from tests.unit.worker.worker_node import RUN, Node
@@ -163,9 +164,7 @@ def test_without_room_checkpoints_go_to_storage(
 
 
 def parts(node: Node, step: int) -> Path:
-    path = node.copies.find(0, CheckpointId(generation=1, step=step))
-    assert path is not None
-    return path
+    return there(node.copies.find(0, CheckpointId(generation=1, step=step)))
 
 
 @pytest.fixture
@@ -243,8 +242,7 @@ def test_a_fetch_that_takes_too_long_for_its_size_is_reported(node: Node) -> Non
     """The larger the part, the longer it may take: 480 GB at 3 GB/s take 160 s."""
     assert transfer_s(0) == 60.0
     assert transfer_s(60 * 10**9) == 660.0
-    environment = WorkerEnvironment.from_env(node.environ(2, restore=token(5), tier="peer"))
-    assert environment is not None
+    environment = there(WorkerEnvironment.from_env(node.environ(2, restore=token(5), tier="peer")))
     node.copies.fetch_size(0).write_text("1000")
     asked: list[int] = []
 
@@ -386,8 +384,7 @@ def test_a_shared_part_is_fetched_too(node: Node) -> None:
     straight = trained_by_ranks(node, "ddp", 9, 1)
     ref = CheckpointId(generation=1, step=7)
     for part in (0, 1, SHARED):
-        found = node.copies.find(part, ref)
-        assert found is not None
+        found = there(node.copies.find(part, ref))
         shutil.copy(found, node.copies.fetched(part))
     for path in [*node.copies.path.glob("own-*"), *node.copies.path.glob("shared.*")]:
         path.unlink()

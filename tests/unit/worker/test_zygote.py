@@ -15,6 +15,7 @@ from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.zygote import ASK_NVML
 from tests.forked_zygote import ForkedZygoteLauncher
+from tests.there import there
 from tests.unit.worker.script_runner import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow
@@ -128,8 +129,7 @@ def test_a_traceback_is_pythons(runner: ScriptRunner, tmp_path: Path, source: st
 def test_the_place_of_an_error_is_in_the_users_own_code(runner: ScriptRunner, tmp_path: Path) -> None:
     write(tmp_path, "import json\nimport helper\nhelper.load()\n")
     write(tmp_path, "import json\ndef load():\n    return json.loads('{')\n", "helper.py")
-    error = runner.run(("script.py",), tmp_path).exited.error
-    assert error is not None
+    error = there(runner.run(("script.py",), tmp_path).exited.error)
     assert (error.type, error.file, error.line) == ("json.decoder.JSONDecodeError", "helper.py", 3)
     assert "bootstrap.py" not in error.traceback
     assert "Expecting property name" in error.message
@@ -147,17 +147,13 @@ def test_a_disk_with_room_is_not_told_as_full(runner: ScriptRunner, tmp_path: Pa
     """The other case needs a full disk; it is planted on a node of the sandbox."""
     script = f"import errno\ntry:\n    {line}\nexcept OSError as e:\n    raise ValueError('save') from e"
     write(tmp_path, script)
-    error = runner.run(("script.py",), tmp_path).exited.error
-    assert error is not None
+    error = there(runner.run(("script.py",), tmp_path).exited.error)
     assert "No space left" in error.traceback
     assert (error.type, error.full) == ("ValueError", "")
 
 
-def test_classes_of_the_script_can_be_pickled_and_processes_spawned(
-    runner: ScriptRunner, tmp_path: Path
-) -> None:
-    write(
-        tmp_path,
+WORKING = {
+    "classes can be pickled and processes spawned": (
         """
 import multiprocessing, pickle, sys
 class Point:
@@ -169,15 +165,9 @@ if __name__ == "__main__":
         with multiprocessing.get_context(method).Pool(2) as pool:
             print(method, [p.x for p in pool.map(double, [Point(1), Point(2)])])
 """,
-    )
-    result = runner.run(("script.py",), tmp_path)
-    assert (result.code, result.err) == (0, "")
-    assert result.out == "spawn [2, 4]\nforkserver [2, 4]\nfork [2, 4]\n"
-
-
-def test_data_loader_workers_with_datasets_of_the_script(runner: ScriptRunner, tmp_path: Path) -> None:
-    write(
-        tmp_path,
+        "spawn [2, 4]\nforkserver [2, 4]\nfork [2, 4]\n",
+    ),
+    "workers of a data loader have its datasets": (
         """
 import torch
 class Squares(torch.utils.data.Dataset):
@@ -190,10 +180,38 @@ if __name__ == "__main__":
         )
         print([batch.tolist() for batch in loader])
 """,
-    )
+        "[[0, 1, 4, 9], [16, 25, 36, 49]]\n" * 2,
+    ),
+    "an optimizer can be compiled": (
+        """
+import torch
+w = torch.nn.Parameter(torch.ones(4)); w.grad = torch.ones(4)
+sgd = torch.optim.SGD([w], lr=0.5)
+step = torch.compile(sgd.step, backend="eager")
+step(); step()
+print(w.tolist())
+""",
+        "[0.0, 0.0, 0.0, 0.0]\n",
+    ),
+    "threads of numerical libraries work": (
+        """
+import numpy, torch
+a = numpy.ones((500, 500)); assert (a @ a)[0, 0] == 500
+t = torch.ones(500, 500); assert (t @ t)[0, 0] == 500
+x = torch.ones(500, 500, requires_grad=True); (x @ x).sum().backward(); print(x.grad[0, 0].item())
+""",
+        "1000.0\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "out"), WORKING.values(), ids=WORKING)
+def test_what_works_in_an_interpreter_works_in_a_fork(
+    runner: ScriptRunner, tmp_path: Path, source: str, out: str
+) -> None:
+    write(tmp_path, source)
     result = runner.run(("script.py",), tmp_path)
-    assert (result.code, result.err) == (0, "")
-    assert result.out == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n" * 2
+    assert (result.code, result.out) == (0, out), result.err
 
 
 NOISY = """
@@ -235,8 +253,7 @@ def test_a_copy_that_cannot_be_restored_has_an_exit_code(
     write(tmp_path, f"from slurm_robust.checkpoint.errors import {kind}\nraise {kind}('own-00001.0')")
     result = runner.run(("script.py",), tmp_path)
     assert result.code == UNUSABLE_COPY
-    assert result.exited.error is not None
-    assert result.exited.error.message == "own-00001.0"
+    assert there(result.exited.error).message == "own-00001.0"
 
 
 def test_other_errors_of_a_checkpoint_are_the_scripts(runner: ScriptRunner, tmp_path: Path) -> None:
@@ -271,8 +288,7 @@ for loader in loaders:
         result = runner.run(("script.py",), tmp_path)
         assert result.code == 1
         assert "is killed by signal: Killed" in result.err
-        assert result.exited.error is not None
-        assert "DataLoader worker (pid" in result.exited.error.message
+        assert "DataLoader worker (pid" in there(result.exited.error).message
 
 
 def test_forks_share_no_randomness_where_processes_would_not(runner: ScriptRunner, tmp_path: Path) -> None:
@@ -331,22 +347,6 @@ torch.optim.SGD([w], lr=0.1).step()
     assert result.phases["imports"] >= 0.2
 
 
-def test_a_compiled_optimizer_still_works(runner: ScriptRunner, tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-import torch
-w = torch.nn.Parameter(torch.ones(4)); w.grad = torch.ones(4)
-sgd = torch.optim.SGD([w], lr=0.5)
-step = torch.compile(sgd.step, backend="eager")
-step(); step()
-print(w.tolist())
-""",
-    )
-    result = runner.run(("script.py",), tmp_path)
-    assert (result.code, result.out) == (0, "[0.0, 0.0, 0.0, 0.0]\n"), result.err
-
-
 def test_output_is_seen_line_by_line_also_of_a_killed_worker(runner: ScriptRunner, tmp_path: Path) -> None:
     write(tmp_path, "import os\nprint('first')\nos.kill(os.getpid(), 9)\n")
     result = runner.run(("script.py",), tmp_path)
@@ -358,19 +358,6 @@ def test_the_environment_is_the_workers_own(runner: ScriptRunner, tmp_path: Path
     write(tmp_path, "import os\nprint(os.environ.get('MINE'))\nos.environ['MINE'] = 'changed'")
     assert runner.run(("script.py",), tmp_path, env={"MINE": "1"}).out == "1\n"
     assert runner.run(("script.py",), tmp_path).out == "None\n"
-
-
-def test_threads_of_numerical_libraries_work_after_the_fork(runner: ScriptRunner, tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-import numpy, torch
-a = numpy.ones((500, 500)); assert (a @ a)[0, 0] == 500
-t = torch.ones(500, 500); assert (t @ t)[0, 0] == 500
-x = torch.ones(500, 500, requires_grad=True); (x @ x).sum().backward(); print(x.grad[0, 0].item())
-""",
-    )
-    assert runner.run(("script.py",), tmp_path).out == "1000.0\n"
 
 
 def test_preload_is_imported_once_and_shared(tmp_path: Path) -> None:

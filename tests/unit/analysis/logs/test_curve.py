@@ -24,7 +24,7 @@ def steps(*losses: object, form: str = "step {} | loss: {} | lr 1e-4") -> str:
         steps(2.1, "nan", form="iter: {} loss_total: {} scale: 128.0"),
     ],
 )
-def test_non_finite_values(text: str) -> None:
+def test_non_finite_values_are_a_nan_loss(text: str) -> None:
     assert classify(text).symptom == "nan_loss"
 
 
@@ -40,7 +40,7 @@ def test_non_finite_values(text: str) -> None:
         steps(6.9e15, 0.08, 0.09, 3.3e15, form="step {}: loss = {:.4f}"),
     ],
 )
-def test_jumps(text: str) -> None:
+def test_jumps_of_loss_and_gradient_norm_are_a_spike(text: str) -> None:
     assert classify(text).symptom == "loss_spike"
 
 
@@ -60,5 +60,5 @@ def test_jumps(text: str) -> None:
         steps("nan", 3.9, 4.1, form="step {} loss: 1.2 grad_norm: {}"),
     ],
 )
-def test_what_trainings_do_every_day(text: str) -> None:
+def test_what_curves_do_every_day_is_healthy(text: str) -> None:
     assert classify(text).symptom == "healthy_noise"

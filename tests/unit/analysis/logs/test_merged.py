@@ -43,7 +43,7 @@ LOCKUP = "n5 kernel: watchdog: BUG: soft lockup - CPU#4 stuck for 112s! [x:8]"
         ),
     ],
 )
-def test_roots(lines: list[str], symptom: str, roots: tuple[int, ...]) -> None:
+def test_the_first_causes_in_a_merged_log(lines: list[str], symptom: str, roots: tuple[int, ...]) -> None:
     reading, found = read_merged("\n".join(lines))
     assert (reading.verdict.symptom, found) == (symptom, roots)
 

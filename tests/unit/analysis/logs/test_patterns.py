@@ -38,7 +38,7 @@ ALL = sorted(
         ("[abc]{3}", ()),
     ],
 )
-def test_literals(pattern: str, literals: tuple[str, ...]) -> None:
+def test_the_literals_of_a_pattern_are_found(pattern: str, literals: tuple[str, ...]) -> None:
     assert literals_of(pattern) == literals
 
 
@@ -57,7 +57,7 @@ def test_patterns_that_are_refused(pattern: str, reason: str) -> None:
         check(pattern)
 
 
-def test_ours_are_good() -> None:
+def test_the_patterns_of_the_builtin_rules_are_good() -> None:
     """In one test for all, since there are more than a thousand."""
     bad = []
     for pattern in ALL:

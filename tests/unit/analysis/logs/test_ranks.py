@@ -48,7 +48,9 @@ def roots_of(texts: dict[int, str]) -> tuple[int, ...]:
         ({}, (), "unknown"),
     ],
 )
-def test_roots(texts: dict[int, str], roots: tuple[int, ...], symptom: str) -> None:
+def test_the_first_causes_among_the_outputs_of_ranks(
+    texts: dict[int, str], roots: tuple[int, ...], symptom: str
+) -> None:
     found = readings(texts)
     assert first_causes(found) == roots
     assert of_all(found, roots).verdict.symptom == symptom

@@ -49,7 +49,7 @@ def test_a_rule_of_the_same_name_replaces_ours(tmp_path: Path) -> None:
     assert classify("MPS backend out of memory", rules=with_site_rules([path])).symptom != "gpu_oom"
 
 
-def test_folders_hold_rules_too(tmp_path: Path) -> None:
+def test_rules_of_all_files_of_a_folder_count(tmp_path: Path) -> None:
     write(tmp_path, RULE + "  any: ['site says no']\n")
     assert classify("the site says no", rules=with_site_rules([tmp_path])).rule == "ours"
 
@@ -67,7 +67,7 @@ def test_folders_hold_rules_too(tmp_path: Path) -> None:
         ("  any: ['LINE']\n", True),
     ],
 )
-def test_conditions(lines: str, expected: bool, tmp_path: Path) -> None:
+def test_a_rule_matches_when_its_conditions_hold(lines: str, expected: bool, tmp_path: Path) -> None:
     rules = with_site_rules([write(tmp_path, RULE + lines)])
     assert (classify("first line\nsecond line", rules=rules).rule == "ours") is expected
 

@@ -84,7 +84,9 @@ def test_seldom_things_are_never_allowed_more_than_the_configured_time(longest_s
         ([1000.0] * 20, PaceHistory(pause_s=1e4), 3000.0, "99th percentile"),
     ],
 )
-def test_between_steps(own: list[float], past: PaceHistory, seconds: float, why: str) -> None:
+def test_the_bound_between_steps_follows_the_pace(
+    own: list[float], past: PaceHistory, seconds: float, why: str
+) -> None:
     bound = bounds.between_steps(CONFIG, measured(*own), past)
     assert bound.seconds == pytest.approx(seconds)
     assert why in bound.why

@@ -14,6 +14,7 @@ from slurm_robust.analysis.progress.metrics import WINDOW, MetricVerdict, Metric
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress
+from tests.there import there
 
 NAN, INF = math.nan, math.inf
 
@@ -44,8 +45,7 @@ def trained(steps: int = 60, first: int = 1001) -> MetricWatch:
 def test_a_non_finite_loss_is_reported_at_once_and_once(bad: float) -> None:
     made = watch(best_step=-1)
     made.see([rank(0, 0, bad)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert (verdict.symptom, verdict.rank, verdict.step, verdict.age_s) == (Symptom.NON_FINITE, 0, 0, 0.1)
     assert verdict.text == f"loss is {bad} at step 0 on rank 0"
     made.see([rank(0, 1, bad)])
@@ -55,8 +55,7 @@ def test_a_non_finite_loss_is_reported_at_once_and_once(bad: float) -> None:
 def test_the_rank_that_is_alone_with_it_is_suspect() -> None:
     made = trained()
     made.see([rank(0, 2000), rank(1, 2000, NAN), rank(2, 2001)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert (verdict.rank, verdict.ranks) == (1, (1,))
     assert "on no other; 2 report a finite one: its data or hardware are suspect" in verdict.text
 
@@ -64,8 +63,7 @@ def test_the_rank_that_is_alone_with_it_is_suspect() -> None:
 def test_the_rank_with_the_earliest_step_is_first() -> None:
     made = trained()
     made.see([rank(0, 2001, NAN), rank(1, 2001, NAN), rank(2, 2000, NAN), rank(3, 2001)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert (verdict.rank, verdict.step, verdict.ranks) == (2, 2000, (0, 1, 2))
     assert verdict.text.endswith("on rank 2 first; ranks 0-2 show it, 1 others report a finite one")
 
@@ -74,29 +72,25 @@ def test_the_newest_step_at_which_all_were_finite_is_reported() -> None:
     made = trained()
     made.see([rank(0, 2000), rank(1, 2001)])
     made.see([rank(0, 2004), rank(1, 2005, NAN)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert verdict.good_step == 2000
     fresh = watch(best_step=-1)
     fresh.see([rank(0, 0, NAN), rank(1, 0)])
-    verdict = fresh.verdict()
-    assert verdict is not None
+    verdict = there(fresh.verdict())
     assert verdict.good_step == -1
 
 
 def test_ranks_that_are_not_so_far_say_nothing() -> None:
     made = trained()
     made.see([rank(0, 1999), rank(1, 2000, NAN)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert verdict.text.endswith("rank 1 of those that are so far show it")
 
 
 def test_a_number_that_is_not_finite_on_all_ranks_is_said_to_be() -> None:
     made = trained()
     made.see([rank(0, 2000, NAN), rank(1, 2000, NAN), Progress(rank=2, step=5, reported=False, age_s=1.0)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert verdict.text.endswith("on all ranks that report")
 
 
@@ -109,8 +103,7 @@ def test_the_rank_whose_own_record_has_the_earliest_bad_step_is_first(order: tup
     made = trained()
     records = [since(0, 2002, 2004), since(1, 2001, 2004), since(2, 2002, 2003)]
     made.see([records[at] for at in order])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert (verdict.rank, verdict.step, verdict.good_step) == (1, 2001, 2000)
     assert verdict.text == "loss is nan at step 2001 on rank 1 first; on the others from step 2002 on"
     assert verdict.text == where_it_began([records[at] for at in order])
@@ -119,8 +112,7 @@ def test_the_rank_whose_own_record_has_the_earliest_bad_step_is_first(order: tup
 def test_a_rank_that_is_alone_with_it_is_named_with_its_first_bad_step() -> None:
     made = trained()
     made.see([rank(0, 2001), since(1, 2000, 2002)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert verdict.text.startswith("loss is nan at step 2000 on rank 1 and on no other; 1 report")
 
 
@@ -136,8 +128,7 @@ def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training(
         assert made.verdict() is None
     made.see([rank(0, 2100, grad_norm=INF)])
     made.see([rank(0, 2101, grad_norm=INF)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert "gradient norm is inf at step 2101" in verdict.text
 
 
@@ -185,8 +176,7 @@ def test_ranks_without_metrics_are_no_witnesses() -> None:
 def test_a_jump_is_reported_once_and_its_end_noted(loss: float, grad_norm: float, name: str) -> None:
     made = trained()
     made.see([rank(0, 2000, loss, grad_norm), rank(1, 2000)])
-    verdict = made.verdict()
-    assert verdict is not None
+    verdict = there(made.verdict())
     assert (verdict.symptom, verdict.rank, verdict.step) == (Symptom.SPIKE, 0, 2000)
     assert verdict.text.startswith(f"{name} of rank 0 is ")
     made.see([rank(0, 2001, loss, grad_norm)])

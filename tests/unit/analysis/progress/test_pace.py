@@ -246,7 +246,7 @@ def test_a_later_generation_knows_the_pace_from_its_first_step_on() -> None:
     assert again.first_verdict(500.0).bound_s == pytest.approx(30.0, abs=3 * LATE_S)
 
 
-def test_a_controller_that_begins_in_the_middle_knows_too() -> None:
+def test_a_controller_that_begins_in_the_middle_knows_the_pace() -> None:
     training = Training([steady(10.0, 200)])
     training.verdicts(1000.0)
     past = training.watch.history

@@ -215,5 +215,5 @@ def test_no_hostile_text_leaves_the_lines(text: str) -> None:
             assert piece.isprintable(), piece
 
 
-def test_help_fits() -> None:
+def test_the_help_of_top_fits_the_screen() -> None:
     assert max(cell_len(line) for line in shown(HELP).splitlines()) <= 80
