@@ -50,7 +50,6 @@ from slurm_robust.wire.messages import (
     Launch,
     Phase,
     Pong,
-    ProbeNodes,
     Progress,
     Refused,
     StacksShown,
@@ -123,8 +122,6 @@ class Node:
         match message:
             case Ack(seq=seq):
                 self._book.on_ack(seq)
-            case ProbeNodes():
-                pass  # the simulated node has no kernel that could answer
             case Pong() | DrillReply() | StacksShown() | Refused() | Foreign():
                 raise AssertionError(f"not for agents: {message}")
             case _:

@@ -134,7 +134,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
     )
     inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
     # One more port than the copies have.
-    liveness = LivenessPorts(keys.client.public, node, identity, spec.beacon_s, spare_ports(ports))
+    liveness = LivenessPorts(keys.client.public, identity, spec.beacon_s, spare_ports(ports))
     stacks = StackTaker(runtime.path)
     return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, stacks, inspection, liveness)
 

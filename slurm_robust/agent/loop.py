@@ -14,6 +14,7 @@ import zmq
 from msgspec import structs
 
 from slurm_robust.agent import rankenv
+from slurm_robust.agent.answering import Answering
 from slurm_robust.agent.copies.flush import FlushRequest
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
@@ -23,11 +24,11 @@ from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
 from slurm_robust.agent.link import ControllerLink
-from slurm_robust.agent.liveness import LivenessPorts
+from slurm_robust.agent.liveness import LivenessPorts, probe_nodes
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.rehearsal import POLL_S, Rehearsals, free_share
-from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
+from slurm_robust.agent.stacks.taker import StackTaking, take_stacks
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     EndAgent,
@@ -68,6 +69,7 @@ from slurm_robust.wire.messages import (
     Inject,
     Launch,
     Load,
+    NodesProbed,
     Pace,
     Phase,
     Pong,
@@ -77,6 +79,7 @@ from slurm_robust.wire.messages import (
     RequestCheckpoint,
     Save,
     StacksShown,
+    StacksTaken,
     TakeStacks,
 )
 from slurm_robust.wire.network import PortHolder, local_address, taken_by
@@ -92,6 +95,9 @@ TERM_GRACE_S = 10.0
 _FIRST_STEP_POLL_S = 0.02
 _STEP_POLL_S = 0.05
 
+
+MAX_PROBES = 8
+"""How many questions about other nodes are under way: a controller suspects no more nodes together."""
 
 MIN_TO_LOAD = 0.1
 """Share of the node's memory, or of the job's, that must be free for a second zygote."""
@@ -140,7 +146,9 @@ class Agent:
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
         self._files: Executor[EpochRead | TailRead] = Executor("files")
-        self._stacks = StackOrders(stacks, setup.node)
+        self._taker = stacks
+        self._stacks: Answering[StacksTaken] = Answering("stacks")
+        self._probes: Answering[NodesProbed] = Answering("probes", keep=MAX_PROBES)
         self._steps = StepWatch()
         self._rehearsals = Rehearsals(spec, setup.job, setup.node, runtime.path / "rehearsal")
         self._deaths = DeathWatch()
@@ -200,6 +208,7 @@ class Agent:
         self._ports.close()
         self._files.close()
         self._stacks.close()
+        self._probes.close()
         self._gpus.end()
         self._inspection.close()
         self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
@@ -221,10 +230,9 @@ class Agent:
             self._on_result(result)
         if (held := self._gpus.read()) is not None:
             self._take(GpusReported(held="" if held == FREE else held))
-        for answer in self._stacks.finished():
-            self._socket.send(answer)  # if it is lost, the order comes again
-        for found in self._liveness.finished():
-            self._socket.send(found)
+        answers: list[StacksTaken | NodesProbed] = [*self._stacks.finished(), *self._probes.finished()]
+        for answer in answers:
+            self._socket.send(answer)  # if it is lost, the question may come again
         now = time.monotonic()
         if (over := self._rehearsals.read(now)) is not None:
             self._take(over)
@@ -248,7 +256,7 @@ class Agent:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._heartbeat_wanted):
             poller.register(socket, flags)
-        sources = (self._wakeup, self._files, self._stacks, self._liveness, self._launcher, self._inspection)
+        sources = (self._wakeup, self._files, self._stacks, self._probes, self._launcher, self._inspection)
         for source in (*sources, self._gpus):
             if (descriptor := source.fileno()) >= 0:
                 poller.register(descriptor, zmq.POLLIN)
@@ -325,9 +333,6 @@ class Agent:
                     if protocol < PROTOCOL:
                         self._note_once(f"{self._versions()}: it may not know all that this agent says")
                 self._take(EpochSeen(epoch=epoch))
-            case ProbeNodes(epoch=epoch):
-                if epoch >= self._state.epoch:
-                    self._liveness.order(message)
             case _:
                 self._take(message)
         self._link.on_answer(message.epoch, time.monotonic())
@@ -436,8 +441,14 @@ class Agent:
             case Save():
                 self._copies.save(instruction)
             case TakeStacks():
-                if (answer := self._stacks.order(instruction, self._state.workers.living_pids)) is not None:
-                    self._socket.send(answer)
+                pids = self._state.workers.living_pids
+                look = partial(take_stacks, self._taker, self._setup.node, instruction, pids)
+                if (taken := self._stacks.ask(instruction, look)) is not None:
+                    self._socket.send(taken)
+            case ProbeNodes():
+                probe = partial(probe_nodes, self._setup.node, instruction)
+                if (probed := self._probes.ask(instruction, probe)) is not None:
+                    self._socket.send(probed)
             case Rehearse():
                 self._rehearsals.start(instruction, time.monotonic())
             case EndRehearsal(watch_gpus=watch):

@@ -47,6 +47,7 @@ from slurm_robust.wire.messages import (
     Order,
     Pace,
     Phase,
+    ProbeNodes,
     Rehearse,
     RequestCheckpoint,
     Save,
@@ -269,6 +270,8 @@ class AgentState:
             case RequestCheckpoint() | Pace() | Flush() | TakeStacks():
                 runs = order.generation == self.generation and self.phase is Phase.RUNNING
                 return [order] if runs else []
+            case ProbeNodes():
+                return [order]
             case Save():
                 return [order] if not self.workers.living else []
             case Stay(for_s=for_s):

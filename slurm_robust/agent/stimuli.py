@@ -18,6 +18,7 @@ from slurm_robust.wire.messages import (
     Load,
     Order,
     Pace,
+    ProbeNodes,
     Rehearse,
     RequestCheckpoint,
     Save,
@@ -135,6 +136,7 @@ Instruction: TypeAlias = (
     | Flush
     | Save
     | TakeStacks
+    | ProbeNodes
     | Rehearse
     | Load
     | Inject

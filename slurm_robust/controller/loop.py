@@ -190,10 +190,8 @@ class Loop:
                 self._core.on_heartbeat(message, now)
             case msg.Pulse():
                 self._core.on_pulse(message, now)
-            case msg.NodesProbed():
-                self._core.on_observed(message, now)
-            case msg.StacksTaken():
-                self._core.on_stacks(message)
+            case msg.AgentAnswer():
+                self._core.on_agent_answer(message, now)
             case msg.Ping():
                 pong = msg.Pong(epoch=self._core.state.epoch, host=os.uname().nodename, pid=os.getpid())
                 self._socket.send(identity, pong)

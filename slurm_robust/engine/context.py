@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import structs
 
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import layout_of
+from slurm_robust.engine.asked_agents import A as AgentA
+from slurm_robust.engine.asked_agents import AskedAgents
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.effects import Ask, Effect, Say, Send, Write
 from slurm_robust.engine.questions import A, NoAnswer, NoMoreAnswers, PendingAnswer, Question, StageOver
@@ -61,6 +63,8 @@ class Context:
         self._pending: dict[int, PendingAnswer[Any]] = {}
         self._number = 0  # of the newest question
         self._repeats: list[tuple[float, PendingAnswer[Any]]] = []  # questions to repeat, and when
+        self._asked: dict[int, AskedAgents[Any]] = {}  # questions to agents, by their numbers
+        self._asked_number = state.epoch << 20  # answers to an earlier controller fit none of our numbers
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -202,6 +206,39 @@ class Context:
         for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
             reason = f"no answer within {pending.within_s:g} s"
             pending.hear(NoAnswer(reason=reason, late=True), now)
+
+    def number_question(self) -> int:
+        """Return the number for a question to agents, which no other question to agents has."""
+        self._asked_number += 1
+        return self._asked_number
+
+    def ask_agents(
+        self,
+        questions: Mapping[str, msg.AgentQuestion[AgentA]],
+        now: Now,
+        then: Callable[[AgentA, Now], None] | None = None,
+    ) -> AskedAgents[AgentA]:
+        """Ask agents, by node, all under one number; never waits. ``then`` hears each answer."""
+        asked = AskedAgents(questions, now.mono, then)
+        for node, question in questions.items():
+            self._asked[question.number] = asked
+            self.send(node, cast(msg.FromController, question))
+        return asked
+
+    def hear_agent(self, answer: msg.AgentAnswer, now: Now) -> None:
+        """Take in what an agent answers, unless it answers another controller's question."""
+        asked = self._asked.get(answer.number)
+        if asked is not None:
+            asked.hear(answer, now)
+
+    def ask_agents_again(self, now: Now) -> None:
+        """Ask those that have not answered again when it is due, and forget what is over for long."""
+        for number, asked in list(self._asked.items()):
+            for node, question in asked.due(now).items():
+                self.send(node, cast(msg.FromController, question))
+            if asked.is_old(now) or not asked.questions:
+                asked.forget()
+                del self._asked[number]
 
     def send(self, node: str, message: msg.FromController) -> None:
         """Send to one agent."""

@@ -103,7 +103,7 @@ class Core(Context):
         self.standbys: Final = Standbys(self)
         self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
-        self.stacks: Final = StackBook(config.detect.stacks_s)
+        self.stacks: Final = StackBook(self)
         self.ask(FindSwitches(), now, self._on_switches)
         self._table = table
         self._held = False
@@ -235,7 +235,7 @@ class Core(Context):
         self.starts.step(now)
         self.standbys.yield_to_training(now)
         self.companions.step(now)
-        self._send_for_stacks(now)
+        self.ask_agents_again(now)
         self.witnesses.step(now)
         self.drains.step(now)
 
@@ -313,9 +313,9 @@ class Core(Context):
         """Take in the seconds since the newest beacon of each agent. :meth:`on_tick` draws conclusions."""
         self.liveness.on_beacons(ages)
 
-    def on_observed(self, found: msg.NodesProbed, now: Now) -> None:
-        """Take in what an agent that probed other nodes has seen. :meth:`on_tick` draws conclusions."""
-        self.liveness.on_observed(found, now)
+    def on_agent_answer(self, answer: msg.AgentAnswer, now: Now) -> None:
+        """Take in what an agent answers to a question. Nothing is concluded before :meth:`on_tick`."""
+        self.hear_agent(answer, now)
 
     def _on_switches(self, leaves: Mapping[str, str] | NoAnswer, now: Now) -> None:
         if isinstance(leaves, NoAnswer):
@@ -323,11 +323,6 @@ class Core(Context):
             self.note(text, "", now)
             return
         self.rules = structs.replace(self.rules, leaves=dict(leaves))
-
-    def on_stacks(self, answer: msg.StacksTaken) -> None:
-        """Take in the stacks that an agent was asked for. Nothing is concluded before :meth:`on_tick`."""
-        if answer.generation == self.world.generation:
-            self.stacks.hear(answer)
 
     def on_answer(self, number: int, answer: object, now: Now, *, is_last: bool = True) -> list[Effect]:
         """Take in an answer to the question of :class:`~.effects.Ask` ``number``; several may come."""
@@ -359,20 +354,13 @@ class Core(Context):
 
     def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
         """Answer the owner who wants to see what all ranks do; the policy has no say in it."""
-        state, book = self.state, self.stacks
-        if not state.world.running and not book.knows(wish):
+        if not self.world.running and not self.stacks.knows(wish):
             return msg.StacksShown(error="no generation of workers runs now"), []
-        shown = book.show(
-            wish, state.world.generation if state.world.running else 0, state.world.slots, now.mono
-        )
+        shown = self.stacks.show(wish, now)
         self.note(f"stacks of generation {shown.generation} were requested by hand", "", now)
         return shown, self.on_tick(now)
 
     # -- what stages use ---------------------------------------------------------------------------
-
-    def ask_for_stacks(self, now: Now, native: tuple[int, ...] = ()) -> None:
-        """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
-        self.stacks.ask(self.world.generation, self.world.slots, now.mono, native)
 
     def evict(
         self,
@@ -431,19 +419,6 @@ class Core(Context):
                 grad_norm=last.grad_norm,
             )
         )
-
-    def _send_for_stacks(self, now: Now) -> None:
-        state, book = self.state, self.stacks
-        due = book.due(now.mono)
-        for node in due if state.world.running and book.generation == state.world.generation else ():
-            order = msg.TakeStacks(
-                epoch=state.epoch,
-                generation=state.world.generation,
-                number=book.number,
-                budget_s=book.budget_s,
-                native=book.native,
-            )
-            self.send(node, order)
 
     def _answer(self, heartbeat: msg.Heartbeat, seq: int) -> None:
         """Tell the agent that it was heard, and that workers of another generation than today's must end."""

@@ -10,7 +10,7 @@ shows that it was carried out.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias, TypeVar, get_args
+from typing import ClassVar, Generic, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -26,6 +26,7 @@ from slurm_robust.model.standby import Rehearsal
 from slurm_robust.util.text import one_line
 
 T = TypeVar("T")
+A = TypeVar("A", bound="AgentAnswer")
 
 
 class Phase(str, Enum):
@@ -95,20 +96,23 @@ class Pulse(Record, tag_field="kind", tag="pulse"):
     base: int
 
 
-class StacksTaken(Record, tag_field="kind", tag="stacks"):
-    """Answer to :class:`TakeStacks` ``number``: what the workers of ``generation`` on this node do."""
+class AgentAnswer(Record):
+    """What the agent on ``node`` answers to question ``number``."""
 
     node: str
-    generation: int
     number: int
+
+
+class StacksTaken(AgentAnswer, tag_field="kind", tag="stacks"):
+    """What the workers of ``generation`` on the node do."""
+
+    generation: int
     stacks: tuple[RankStacks, ...] = ()
 
 
-class NodesProbed(Record, tag_field="kind", tag="nodes_probed"):
-    """Answer of the agent on ``node`` to :class:`ProbeNodes` ``number``."""
+class NodesProbed(AgentAnswer, tag_field="kind", tag="nodes_probed"):
+    """What the probes of other nodes have brought."""
 
-    node: str
-    number: int
     answering: tuple[str, ...]  # nodes whose kernels have answered
     asked: tuple[str, ...]  # nodes to which a probe was sent
 
@@ -201,26 +205,57 @@ class Stay(Record, tag_field="kind", tag="stay"):
     for_s: float
 
 
-class TakeStacks(Record, tag_field="kind", tag="take_stacks"):
-    """Take the stacks of all workers of ``generation`` within ``budget_s`` seconds.
+TRAVEL_S = 1.0
+"""Time for a question and its answer, beyond the time that finding it takes."""
 
-    Answered by :class:`StacksTaken`; a repeated ``number`` is answered with the same stacks.
+
+class AgentQuestion(Record, Generic[A]):
+    """What the controller asks some agents; each answers with an ``A`` of the same number.
+
+    An agent answers a question that it gets again with the answer that it has, and does not look again.
     """
 
+    answer: ClassVar[type[AgentAnswer]]
+    again_s: ClassVar[float | None] = None
+    """Agents that have not answered are asked again after this long; None: only once."""
+
     epoch: int
+    number: int  # of no other question of any controller of the job
+
+    @property
+    def limit_s(self) -> float:
+        """How long to wait for answers, in seconds."""
+        raise NotImplementedError
+
+
+class TakeStacks(AgentQuestion[StacksTaken], tag_field="kind", tag="take_stacks"):
+    """Take the stacks of all workers of ``generation`` within ``budget_s`` seconds."""
+
+    answer: ClassVar[type[AgentAnswer]] = StacksTaken
+    again_s: ClassVar[float | None] = 1.0
+
     generation: int
-    number: int
     budget_s: float
     native: tuple[int, ...] = ()  # ranks of which to take the calls in libraries too, which pauses them
 
+    @property
+    def limit_s(self) -> float:
+        """Return the time for the stacks, and that for the way."""
+        return self.budget_s + TRAVEL_S
 
-class ProbeNodes(Record, tag_field="kind", tag="probe_nodes"):
-    """Probe the kernels at ``places`` (by node) for ``for_s`` seconds; answered by :class:`NodesProbed`."""
 
-    epoch: int
-    number: int
+class ProbeNodes(AgentQuestion[NodesProbed], tag_field="kind", tag="probe_nodes"):
+    """Probe the kernels at ``places`` (by node) for ``for_s`` seconds."""
+
+    answer: ClassVar[type[AgentAnswer]] = NodesProbed
+
     places: dict[str, ProbeTarget]
     for_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """Return the time for the probes, and that for the way."""
+        return self.for_s + TRAVEL_S
 
 
 class Rehearse(Record, tag_field="kind", tag="rehearse"):
@@ -329,6 +364,7 @@ Order: TypeAlias = (
     | Save
     | Stay
     | TakeStacks
+    | ProbeNodes
     | Rehearse
     | Load
     | Inject
@@ -336,7 +372,7 @@ Order: TypeAlias = (
 )
 """What the state machine of an agent must do."""
 
-FromController: TypeAlias = Order | Ack | ProbeNodes | Pong | DrillReply | StacksShown | Refused
+FromController: TypeAlias = Order | Ack | Pong | DrillReply | StacksShown | Refused
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)

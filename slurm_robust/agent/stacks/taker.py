@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +23,7 @@ from slurm_robust.model.stacks import (
     ThreadStack,
 )
 from slurm_robust.util import proc
-from slurm_robust.util.threads import BackgroundCall, Executor, map_until
+from slurm_robust.util.threads import BackgroundCall, map_until
 from slurm_robust.wire.messages import StacksTaken, TakeStacks
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
@@ -287,40 +286,9 @@ def _entry(thread: ThreadStack) -> Frame | None:
     return None
 
 
-class StackOrders:
-    """The newest order and its answer. A repeated order is answered again, not carried out again."""
-
-    def __init__(self, taker: StackTaking, node: str) -> None:
-        self._taker = taker
-        self._node = node
-        self._thread: Executor[StacksTaken] = Executor("stacks")
-        self._number = (0, 0)  # epoch and number of the newest order
-        self._answer: StacksTaken | None = None
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`finished` has something."""
-        return self._thread.fileno()
-
-    def order(self, order: TakeStacks, workers: Mapping[int, int]) -> StacksTaken | None:
-        """Begin with ``order``; its answer if it is there already."""
-        number = (order.epoch, order.number)
-        if number == self._number:
-            return self._answer
-        self._number, self._answer = number, None
-        self._thread.submit(partial(self._take, order, dict(workers)))
-        return None
-
-    def finished(self) -> list[StacksTaken]:
-        """Return the answers since the last call; only the answer to the newest order is worth sending."""
-        found = [a for a in self._thread.results() if a.number == self._number[1]]
-        for answer in found:
-            self._answer = answer
-        return found
-
-    def close(self) -> None:
-        """Let the thread end."""
-        self._thread.close()
-
-    def _take(self, order: TakeStacks, workers: dict[int, int]) -> StacksTaken:
-        stacks = self._taker.take(workers, node=self._node, budget_s=order.budget_s, native=order.native)
-        return StacksTaken(node=self._node, generation=order.generation, number=order.number, stacks=stacks)
+def take_stacks(
+    taker: StackTaking, node: str, question: TakeStacks, workers: Mapping[int, int]
+) -> StacksTaken:
+    """Answer ``question`` about ``workers`` (rank to pid)."""
+    stacks = taker.take(workers, node=node, budget_s=question.budget_s, native=question.native)
+    return StacksTaken(node=node, number=question.number, generation=question.generation, stacks=stacks)

@@ -59,11 +59,11 @@ class Localising:
             if now.mono >= self._waits_until:
                 self._ask(core, self._sampling, now)
             return None
-        return self._conclude(core, self._sampling, now) if core.stacks.over(now.mono) else None
+        return self._conclude(core, self._sampling, now) if core.stacks.is_over(now) else None
 
     def _ask(self, core: Core, sampling: Sampling, now: Now) -> None:
         self._since, self._waits_until = now.mono, None
-        core.ask_for_stacks(now, sampling.native)
+        core.stacks.ask(now, sampling.native)
 
     def _conclude(self, core: Core, sampling: Sampling, now: Now) -> Transition | None:
         stacks, missing = core.stacks.all(), tuple(core.stacks.missing())

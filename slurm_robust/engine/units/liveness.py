@@ -28,7 +28,7 @@ from slurm_robust.policy.liveness import (
 )
 from slurm_robust.policy.silence import STALLED_S, TOGETHER, judge
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import NodesProbed, ProbeNodes
+from slurm_robust.wire.messages import AgentQuestion, NodesProbed, ProbeNodes
 
 MAX_PROBED = 64
 """How many kernels of living nodes are probed at a time."""
@@ -70,7 +70,6 @@ class Liveness:
         self._is_news = False
         self._senders: set[str] = set()  # agents of which a beacon has ever come
         self._probings: dict[str, Probing] = {}  # by suspect
-        self._number = context.state.epoch << 20  # answers to an earlier controller fit none of our numbers
         self._proved: dict[str, Proof] = {}
         self._provings = 0  # how often nodes that live were probed: the number of such a question is negative
         self._proving: tuple[str, ...] = ()  # probes of these are under way
@@ -107,8 +106,8 @@ class Liveness:
                 if node in answers.nodes:
                     self._lives(node, "its kernel answers", now)
 
-    def on_observed(self, found: NodesProbed, now: Now) -> None:
-        """Answer of an agent to ProbeNodes."""
+    def _on_observed(self, found: NodesProbed, now: Now) -> None:
+        """Take in what an agent that probed other nodes has seen."""
         self._drop_forgotten()
         for node, probing in list(self._probings.items()):
             control = probing.controls.get(found.node)
@@ -189,20 +188,23 @@ class Liveness:
         """Have the kernel of ``node`` probed from here and by observers, chosen from ``heard``."""
         context, place = self._context, self._place(node)
         assert place is not None  # it is proved
-        self._number += 1
+        number = context.number_question()
         for_s = probing_s(self._interval_s, self._proved[node].seconds)
-        self._ask(self._number, ProbeKernels(places={node: place}, for_s=for_s), now)
+        self._ask(number, ProbeKernels(places={node: place}, for_s=for_s), now)
         reached = [other for other in heard if self._place(other) is not None]
         controls = choose_observers(node, reached, context.state.own_node, context.switches)
+        questions: dict[str, AgentQuestion[NodesProbed]] = {}
         for observer, control in list(controls.items()):
             beside = self._place(control)
             if beside is None:
                 del controls[observer]
                 continue
             places = {node: place, control: beside}
-            order = ProbeNodes(epoch=context.state.epoch, number=self._number, places=places, for_s=for_s)
-            context.send(observer, order)
-        self._probings[node] = Probing(number=self._number, began=now.mono, for_s=for_s, controls=controls)
+            questions[observer] = ProbeNodes(
+                epoch=context.state.epoch, number=number, places=places, for_s=for_s
+            )
+        context.ask_agents(questions, now, self._on_observed)
+        self._probings[node] = Probing(number=number, began=now.mono, for_s=for_s, controls=controls)
 
     def _judge(self, silent_s: Mapping[str, float], now: Now) -> None:
         context, overdue = self._context, overdue_s(self._interval_s)

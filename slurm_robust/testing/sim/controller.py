@@ -280,10 +280,8 @@ class SimController:
                 self.core.on_heartbeat(message, now)
             case msg.Pulse():
                 self.core.on_pulse(message, now)
-            case msg.NodesProbed():
-                self.core.on_observed(message, now)
-            case msg.StacksTaken():
-                self.core.on_stacks(message)
+            case msg.AgentAnswer():
+                self.core.on_agent_answer(message, now)
             case _:
                 raise AssertionError(f"agents send no {type(message).__name__}")
 

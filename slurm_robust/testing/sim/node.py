@@ -211,6 +211,7 @@ class SimAgent:
             msg.Flush: self._ask_flush,
             msg.Save: lambda order: self._after(env.pace.write_s, partial(self._save_copies, order)),
             msg.TakeStacks: self._sample,
+            msg.ProbeNodes: lambda order: env.timeline.after(order.for_s, partial(self._probe, order)),
             msg.Rehearse: self._rehearse,
             do.EndRehearsal: lambda order: self._watch_gpus() if order.watch_gpus else None,
             msg.Load: self._load,
@@ -253,9 +254,6 @@ class SimAgent:
                 if epoch >= self.state.epoch:
                     self._book.on_ack(seq)
                 self._take(do.EpochSeen(epoch=epoch))
-            case msg.ProbeNodes(epoch=epoch):
-                if epoch >= self.state.epoch:
-                    self._env.timeline.after(message.for_s, partial(self._probe, message))
             case _:
                 self._take(message)
         self.link.on_answer(message.epoch, self.mono)

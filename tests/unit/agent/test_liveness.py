@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from slurm_robust.agent.liveness import LivenessPorts
+from slurm_robust.agent.liveness import LivenessPorts, probe_nodes
 from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.wire.messages import ProbeNodes
 from slurm_robust.wire.probes import probe
@@ -17,7 +16,7 @@ from slurm_robust.wire.probes import probe
 
 @pytest.fixture
 def liveness() -> Iterator[LivenessPorts]:
-    with closing(LivenessPorts("key", "n2", "n2-1", 0.1)) as found:
+    with closing(LivenessPorts("key", "n2-1", 0.1)) as found:
         yield found
 
 
@@ -38,9 +37,7 @@ def test_an_agent_probes_other_nodes_for_the_controller(liveness: LivenessPorts)
         "n5": ProbeTarget(addresses=("127.0.0.1",), port=liveness.port),
         "n6": ProbeTarget(addresses=(), port=0),
     }
-    liveness.order(ProbeNodes(epoch=1, number=3, places=places, for_s=0.2))
-    assert select.select([liveness.fileno()], [], [], 10.0)[0]
-    (found,) = liveness.finished()
+    found = probe_nodes("n2", ProbeNodes(epoch=1, number=3, places=places, for_s=0.2))
     assert (found.node, found.number, found.answering) == ("n2", 3, ("n5",))
 
 
@@ -49,11 +46,11 @@ def test_where_every_port_is_taken_there_is_none() -> None:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        with closing(LivenessPorts("key", "n2", "n2-1", 0.1, (port,))) as liveness:
+        with closing(LivenessPorts("key", "n2-1", 0.1, (port,))) as liveness:
             assert liveness.port == 0
 
 
 def test_without_beacons_there_is_no_port() -> None:
-    with closing(LivenessPorts("key", "n2", "n2-1", 0.0)) as liveness:
+    with closing(LivenessPorts("key", "n2-1", 0.0)) as liveness:
         liveness.aim("tcp://127.0.0.1:9")
         assert liveness.port == 0

@@ -314,7 +314,7 @@ class Job:
         answering = tuple(n for n in order.places if (self.answers(n) or n in self.hidden) and not lonely)
         asked = tuple(order.places)
         found = NodesProbed(node=observer, number=order.number, answering=answering, asked=asked)
-        self.core.on_observed(found, self.now())
+        self.core.on_agent_answer(found, self.now())
         self.tick()
 
     def shine(self) -> None:
@@ -457,7 +457,7 @@ class Job:
             case TakeStacks(number=number) if node not in self.mute:
                 taken = tuple(self.stacks.get(p.rank, waiting(p.rank, node)) for p in heartbeat.progress)
                 answer = StacksTaken(node=node, generation=heartbeat.generation, number=number, stacks=taken)
-                self.core.on_stacks(answer)
+                self.core.on_agent_answer(answer, self.now())
                 self.act(self.core.on_tick(self.now()))
             case Save(checkpoint=checkpoint):
                 self.saves[node] = message

@@ -272,7 +272,7 @@ def test_an_answer_about_a_node_whose_agent_was_forgotten_meanwhile_says_nothing
     job.core.fleet.forget("n3")
     if who == "an observer's":
         found = NodesProbed(node=observer, number=number, answering=("n3",), asked=("n3",))
-        job.core.on_observed(found, job.now())
+        job.core.on_agent_answer(found, job.now())
     else:
         found_here = Answers(tcp={"n3": 0.001}, asked=frozenset({"n3"}))
         job.reply(qs.ProbeKernels, found_here)
