@@ -39,6 +39,9 @@ MAX_SUSPECTS = 8
 LATE_S = 30.0
 """Seconds beyond the time of the probes: their answer is lost then."""
 
+PROVING_S = 1.0
+"""How long nodes that live are probed."""
+
 _AGAIN_S = 1.0
 # A kernel that was probed so often in vain while its agent spoke is one whose answers do not come through.
 _VAIN = 2
@@ -71,7 +74,6 @@ class Liveness:
         self._senders: set[str] = set()  # agents of which a beacon has ever come
         self._probings: dict[str, Probing] = {}  # by suspect
         self._proved: dict[str, Proof] = {}
-        self._provings = 0  # how often nodes that live were probed: the number of such a question is negative
         self._proving: tuple[str, ...] = ()  # probes of these are under way
         self._tried: dict[str, float] = {}  # when a node was last probed for that
         self._are_kinds_said = False
@@ -87,16 +89,8 @@ class Liveness:
         self._senders.update(ages)
         self._is_news = True
 
-    def _ask(self, number: int, probe: ProbeKernels, now: Now) -> None:
-        then = partial(self._on_answers, number)
-        self._context.ask(probe, now, then, within_s=probe.for_s + LATE_S)
-
     def _on_answers(self, number: int, answers: Answers | NoAnswer, now: Now) -> None:
         """Take in the answers of kernels; probes that could not be made say nothing about the nodes."""
-        if number <= 0:
-            if number == -self._provings:
-                self._on_proving(answers, now)
-            return
         if isinstance(answers, NoAnswer):
             return
         self._drop_forgotten()
@@ -190,7 +184,8 @@ class Liveness:
         assert place is not None  # it is proved
         number = context.number_question()
         for_s = probing_s(self._interval_s, self._proved[node].seconds)
-        self._ask(number, ProbeKernels(places={node: place}, for_s=for_s), now)
+        probe = ProbeKernels(places={node: place}, for_s=for_s)
+        context.ask(probe, now, partial(self._on_answers, number), within_s=for_s + LATE_S)
         reached = [other for other in heard if self._place(other) is not None]
         controls = choose_observers(node, reached, context.state.own_node, context.switches)
         questions: dict[str, AgentQuestion[NodesProbed]] = {}
@@ -275,8 +270,9 @@ class Liveness:
         self._proving = tuple(oldest[:MAX_PROBED])
         self._tried.update(dict.fromkeys(self._proving, now.mono))
         places = {node: due[node] for node in self._proving}
-        self._provings += 1
-        self._ask(-self._provings, ProbeKernels(places=places, for_s=1.0, each_kind=True), now)
+        probe = ProbeKernels(places=places, for_s=PROVING_S, each_kind=True)
+        then = partial(self._on_proving, self._proving)
+        self._context.ask(probe, now, then, within_s=PROVING_S + LATE_S)
 
     def _is_due(self, node: str, now: Now) -> bool:
         proof = self._proved.get(node)
@@ -285,11 +281,13 @@ class Liveness:
         again_s = _AGAIN_S if 0 < self._vain.get(node, 0) < _VAIN else PROVE_EVERY_S
         return now.mono - self._tried[node] > again_s
 
-    def _on_proving(self, answers: Answers | NoAnswer, now: Now) -> None:
+    def _on_proving(self, nodes: tuple[str, ...], answers: Answers | NoAnswer, now: Now) -> None:
+        if nodes is not self._proving:
+            return  # they were given up, and others may be under way
+        self._proving = ()
         if isinstance(answers, NoAnswer):
-            self._proving = ()
             return
-        for node in self._proving:
+        for node in nodes:
             if node in answers.nodes:
                 seconds = min(kind[node] for kind in (answers.tcp, answers.icmp) if node in kind)
                 kinds = [
@@ -300,7 +298,6 @@ class Liveness:
                 self._vain.pop(node, None)
             else:
                 self._vain[node] = self._vain.get(node, 0) + 1
-        self._proving = ()
         self._say_kinds(now)
 
     def _say_kinds(self, now: Now) -> None:
