@@ -1,4 +1,4 @@
-"""What a test needs to be there, for mypy and for a failure that says so."""
+"""What a test needs to be there, for type checkers and for a failure that says so."""
 
 from __future__ import annotations
 

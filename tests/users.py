@@ -6,7 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 NOBODY = 65534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: sudo make test-unit")
 
 
 def run_as(uid: int, do: Callable[[], object]) -> str:

@@ -83,31 +83,23 @@ def live_incident(nodes: int = 3, **changes: object) -> LiveStatus:
     )
     standby = LiveNode(node="s1", state=NodeState.STANDBY, why="rehearsed", heard_s=0.5)
     evicted = LiveNode(node="bad", state=NodeState.EVICTED, why="XID 79", alerts=("gpu3 XID 79",), failed=2)
-    moment = LiveStatus(
-        format=FORMAT,
+    moment = live_status(
+        nodes,
         t=1_700_000_000.5,
         number=7,
         job_id=42,
         run_id="42-cafe",
         run=1,
-        epoch=3,
         host="n1",
-        mode="act",
         generation=2,
-        stage="running",
-        stage_why="",
         stage_s=60.0,
-        world=8 * nodes,
-        ranks=8 * nodes,
         step=120,
         step_age_s=1.5,
         step_s=2.0,
         usual_step_s=1.9,
         best_step=120,
-        reports=True,
         loss=2.25,
         grad_norm=None,
-        non_finite=False,
         restored_step=100,
         nodes=(*training, standby, evicted),
         companions=(LiveCompanion(job_id=43, source="partition"),),

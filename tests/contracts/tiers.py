@@ -17,8 +17,9 @@ from slurm_robust.checkpoint.image import MAGIC, open_image
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.tiers import NodeTier, RankTier, SharedTier
 from slurm_robust.model.copies import SHARED, CheckpointId
+from tests.builders.checkpoints import ref
 
-FIRST, SECOND = CheckpointId(generation=1, step=5), CheckpointId(generation=2, step=9)
+FIRST, SECOND = ref(1, 5), ref(2, 9)
 
 
 class NodeTierWorld(Protocol):
@@ -118,7 +119,7 @@ class SharedTierContract:
             world.of_rank(1).load(FIRST, ("model",))
 
     def test_the_newest_and_the_protected_are_kept(self, world: SharedTierWorld) -> None:
-        checkpoints = [CheckpointId(generation=1, step=step) for step in (1, 2, 3, 4)]
+        checkpoints = [ref(1, step) for step in (1, 2, 3, 4)]
         save(world, *checkpoints)
         world.tier.prune(2, (checkpoints[0],), 1, None)
         assert world.tier.complete(2) == [checkpoints[3], checkpoints[2], checkpoints[0]]

@@ -20,8 +20,9 @@ from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfigura
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.users import as_root
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
+pytestmark = as_root
 CONF = "/etc/slurm/slurm.conf"
 
 

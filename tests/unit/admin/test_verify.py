@@ -18,6 +18,7 @@ from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.users import as_root
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_the_hooks_beside_slurmctld_can_write_their_events(tmp_path: Path) -> No
     assert not list(verify.allocation_points({**live, "prologslurmctld": ("/site.sh",)}, site, "head"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@as_root
 @pytest.mark.parametrize(("mode", "writes"), [(0o770, True), (0o707, False), (0o750, False), (0o730, True)])
 def test_slurm_user_writes_also_as_a_member_of_its_group(tmp_path: Path, mode: int, writes: bool) -> None:
     """And where its group may not, no right of all others helps it."""

@@ -127,3 +127,11 @@ def connect(node: Node, job: Path) -> CopyChannel:
 
 
 MakeNode = Callable[..., Node]
+
+
+def with_peer(make: MakeNode, **fields: object) -> tuple[Node, Node]:
+    """Return two launched nodes; the second is the peer of the first one's rank."""
+    a, b = make("a"), make("b")
+    b.launch(1, (1,))
+    a.launch(1, (0,), peers=(b.peer(0),), **fields)
+    return a, b

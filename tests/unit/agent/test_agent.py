@@ -23,7 +23,8 @@ from slurm_robust.wire.sockets import probe_ports
 from tests.builders import specs
 from tests.there import there
 from tests.unit.agent.copy_nodes import MIB, fill
-from tests.unit.agent.local_job import LocalJob, MakeJob, ScriptedController, is_alive, pause, rival
+from tests.unit.agent.local_job import Agent, LocalJob, MakeJob, ScriptedController, is_alive, pause, rival
+from tests.users import as_root
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -70,6 +71,22 @@ def all_stepped(heartbeat: Heartbeat, ranks: int = 2) -> bool:
 
 def steps_in(generation: int, heartbeat: Heartbeat) -> bool:
     return heartbeat.generation == generation and all_stepped(heartbeat)
+
+
+def sleeping(make_job: MakeJob) -> tuple[LocalJob, ScriptedController, Agent]:
+    """Return a job of sleepers, its controller and the agent of n1."""
+    job = make_job("", **as_program(SLEEPER))
+    return job, job.controller(), job.start_agent("n1")
+
+
+def refusal(job: Path) -> dict[str, object]:
+    """Return what an agent says that cannot begin in the folder ``job``."""
+    command = [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(job)]
+    environ = {**os.environ, "SLURMD_NODENAME": "n3"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
 
 
 def up(job: LocalJob, controller: ScriptedController, generation: int = 1) -> list[int]:
@@ -144,7 +161,7 @@ def test_an_agent_outside_of_the_network_for_copies_says_so_and_ends(make_job: M
     job.controller()
     assert job.start_agent("n1").wait(60) == 3
     told = json.loads((job.folder / "agent-n1.log").read_text())
-    assert "is in checkpoint.peer_network 203.0.113.0/24; it has" in told["srobust_agent_error"]
+    assert "is in checkpoint.peer_network 203.0.113.0/24; it has" in str(told["srobust_agent_error"])
     assert (told["node"], told["job_code"]) == ("n1", 78)
     assert "that every node of the job has" in told["fix"]
 
@@ -215,7 +232,7 @@ socket.create_server(("", port))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@as_root
 def test_a_program_whose_port_another_user_took_says_so_and_the_next_has_another(make_job: MakeJob) -> None:
     job = make_job("", **as_program(BINDS))
     controller = job.controller()
@@ -309,9 +326,7 @@ def test_progress_and_a_requested_checkpoint_are_reported(make_job: MakeJob) -> 
 
 
 def test_shutdown_ends_the_agent_and_leaves_nothing(make_job: MakeJob) -> None:
-    job = make_job("", **as_program(SLEEPER))
-    controller = job.controller()
-    agent = job.start_agent("n1")
+    job, controller, agent = sleeping(make_job)
     pids = up(job, controller)
     assert runtime_folders(job)
     controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0))
@@ -322,9 +337,7 @@ def test_shutdown_ends_the_agent_and_leaves_nothing(make_job: MakeJob) -> None:
 
 
 def test_term_of_the_step_reaches_the_workers(make_job: MakeJob) -> None:
-    job = make_job("", **as_program(SLEEPER))
-    controller = job.controller()
-    agent = job.start_agent("n1")
+    job, controller, agent = sleeping(make_job)
     pids = up(job, controller)
     agent.terminate()
     assert agent.wait(60) == 0
@@ -334,9 +347,7 @@ def test_term_of_the_step_reaches_the_workers(make_job: MakeJob) -> None:
 
 
 def test_workers_die_with_a_killed_agent_and_the_next_one_tidies_up(make_job: MakeJob) -> None:
-    job = make_job("", **as_program(SLEEPER))
-    controller = job.controller()
-    agent = job.start_agent("n1")
+    job, controller, agent = sleeping(make_job)
     pids = up(job, controller)
     agent.kill()
     wait_for(lambda: not any(is_alive(pid) for pid in pids))
@@ -349,9 +360,7 @@ def test_workers_die_with_a_killed_agent_and_the_next_one_tidies_up(make_job: Ma
 
 
 def test_a_killed_zygote_is_replaced(make_job: MakeJob) -> None:
-    job = make_job("", **as_program(SLEEPER))
-    controller = job.controller()
-    agent = job.start_agent("n1")
+    job, controller, agent = sleeping(make_job)
     pids = up(job, controller)
     (zygote,) = map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split())
     os.kill(zygote, signal.SIGKILL)
@@ -410,17 +419,9 @@ def test_a_last_line_on_hung_storage_does_not_hold_the_agent(make_job: MakeJob) 
 def test_a_job_directory_that_is_not_there_is_told_in_one_line(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "job.json").write_bytes(content)
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(tmp_path)],
-        env={**os.environ, "SLURMD_NODENAME": "n3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    told = json.loads(done.stdout)
+    told = refusal(tmp_path)
     assert told["node"] == "n3"
-    assert "job.json" in told["srobust_agent_error"]
+    assert "job.json" in str(told["srobust_agent_error"])
     assert told["fix"]
 
 
@@ -433,25 +434,15 @@ def test_a_node_that_lacks_what_is_to_be_run_says_so_before_the_first_worker(
 ) -> None:
     spec = specs.job_spec(kind=kind, command=(name,), cwd=str(tmp_path))
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(spec))
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(tmp_path)],
-        env={**os.environ, "SLURMD_NODENAME": "n3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    told = json.loads(done.stdout)
-    assert "not found" in told["srobust_agent_error"]
-    assert name.removeprefix("./") in told["srobust_agent_error"]
+    told = refusal(tmp_path)
+    assert "not found" in str(told["srobust_agent_error"])
+    assert name.removeprefix("./") in str(told["srobust_agent_error"])
     assert (told["job_code"], bool(told["fix"])) == (66, True)
 
 
 def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make_job: MakeJob) -> None:
     """One machine and so one folder for both agents: what is tested is that orders have their effect."""
-    job = make_job("", **as_program(SLEEPER))
-    controller = job.controller()
-    agent = job.start_agent("n1")
+    job, controller, agent = sleeping(make_job)
     up(job, controller)
     folder = MemoryFolder(copies_folder(job), job.spec.run_id)
     for rank in (0, 1):
@@ -491,9 +482,7 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
 
 
 def test_a_stopped_agent_is_told_from_one_that_is_gone_by_its_nodes_kernel(make_job: MakeJob) -> None:
-    job = make_job("", **as_program(SLEEPER))
-    controller = job.controller()
-    agent = job.start_agent("n1")
+    _, controller, agent = sleeping(make_job)
     heartbeat = controller.wait_for("n1", lambda b: b.ready and b.data_port > 0)
     place = {"n1": ("127.0.0.1", heartbeat.data_port)}
     assert probe_ports(place).taken == {"n1"}

@@ -31,6 +31,7 @@ from tests.unit.agent.copy_nodes import (
     folder_of,
     keys_in,
     peer_steps,
+    with_peer,
 )
 from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
@@ -243,9 +244,7 @@ def test_a_buffer_that_is_being_read_is_not_refilled(make: MakeNode) -> None:
 
 def test_a_removed_buffer_is_made_anew(make: MakeNode) -> None:
     """A reader that finds a copy damaged removes its file."""
-    a, b = make("a"), make("b")
-    b.launch(1, (1,))
-    a.launch(1, (0,), peers=(b.peer(0),))
+    a, b = with_peer(make)
     for step in range(4):
         a.snapshot(0, step)
         wait_for(lambda step=step: (1, step) in b.peer_steps(0))

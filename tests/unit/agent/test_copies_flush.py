@@ -14,8 +14,9 @@ from slurm_robust.checkpoint.flush_order import FlushOrder
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import FoundImage
-from slurm_robust.model.copies import SHARED, CheckpointId, Tier
+from slurm_robust.model.copies import SHARED, Tier
 from slurm_robust.wire.messages import Phase, Save
+from tests.builders.checkpoints import ref
 from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, fill
 from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
@@ -98,7 +99,7 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
         1: str(node.folder.own(1, 0)),
         SHARED: str(node.folder.own(SHARED, 0)),
     }
-    assert (told.checkpoint, told.world_size, told.layout) == (CheckpointId(generation=3, step=7), 4, "w4")
+    assert (told.checkpoint, told.world_size, told.layout) == (ref(3, 7), 4, "w4")
     assert (told.run_id, told.places) == (RUN, {Tier.STORAGE: str(tmp_path / "job" / "checkpoints")})
     assert node.service.notes() == []
 
@@ -122,9 +123,7 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
     fill(node.folder.own(0, 0), 0, 7, 2, MIB)
     fill(node.folder.peer(1, 0), 1, 7, 2, MIB)
     node.service.follow(Phase.ENDED, 3)
-    order = Save(
-        epoch=1, checkpoint=CheckpointId(generation=2, step=7), ranks=(0, 1), world_size=2, layout="w2"
-    )
+    order = Save(epoch=1, checkpoint=ref(2, 7), ranks=(0, 1), world_size=2, layout="w2")
     for _ in range(2):  # orders are repeated until their effect is told
         node.service.save(order)
     wait_for(lambda: node.service.news().saved == order.checkpoint)
@@ -133,7 +132,7 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
     assert told.images == {0: str(node.folder.own(0, 0)), 1: str(node.folder.peer(1, 0))}
     assert (told.checkpoint, told.world_size, told.layout) == (order.checkpoint, 2, "w2")
     assert node.service.news().saved_ranks == (0, 1)
-    missing = structs.replace(order, checkpoint=CheckpointId(generation=2, step=8))
+    missing = structs.replace(order, checkpoint=ref(2, 8))
     node.service.save(missing)
     assert any("gen-0002/step-00000008 cannot be put on storage" in text for text in node.service.notes())
     assert node.service.news().saved is None
@@ -146,7 +145,7 @@ def test_a_part_that_is_lost_is_written_from_another_ranks(make: MakeNode, write
     fill(node.folder.own(0, 0), 0, 7, 2, MIB)
     fill(node.folder.own(SHARED, 0), SHARED, 7, 2, MIB)
     node.service.follow(Phase.ENDED, 3)
-    checkpoint = CheckpointId(generation=2, step=7)
+    checkpoint = ref(2, 7)
     node.service.save(
         Save(epoch=1, checkpoint=checkpoint, ranks=(0, 1), world_size=2, layout="w2", anew={1: 0})
     )
@@ -168,7 +167,7 @@ def test_an_order_for_more_ranks_of_the_same_checkpoint_is_answered_anew(
     fill(node.folder.own(0, 0), 0, 7, 2, MIB)
     fill(node.folder.peer(1, 0), 1, 7, 2, MIB)
     node.service.follow(Phase.ENDED, 3)
-    checkpoint = CheckpointId(generation=2, step=7)
+    checkpoint = ref(2, 7)
     first = Save(epoch=1, checkpoint=checkpoint, ranks=(0,), world_size=2, layout="w2")
     node.service.save(first)
     wait_for(lambda: node.service.news().saved == checkpoint)
@@ -244,7 +243,7 @@ def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
     hanging = StorageWriter((sys.executable, "-c", "import threading; threading.Event().wait()"))
     order = FlushOrder(
         images={},
-        checkpoint=CheckpointId(generation=1, step=1),
+        checkpoint=ref(1, 1),
         world_size=1,
         places={},
         job_dir="/",

@@ -10,15 +10,13 @@ import pytest
 from slurm_robust.agent.copies.sender import RateLimit
 from slurm_robust.checkpoint.image import read_header
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
-from tests.unit.agent.copy_nodes import MIB, MakeNode, check, fill
+from tests.unit.agent.copy_nodes import MIB, MakeNode, check, fill, with_peer
 from tests.unit.agent.local_job import pause
 from tests.waiting import HANG_S, wait_for
 
 
 def test_the_newest_two_snapshots_are_on_the_peer_bit_by_bit(make: MakeNode) -> None:
-    a, b = make("a"), make("b")
-    b.launch(1, (1,))
-    a.launch(1, (0,), peers=(b.peer(0),))
+    a, b = with_peer(make)
     for step in range(4):
         a.snapshot(0, step)
         wait_for(lambda step=step: (1, step) in b.peer_steps(0))
@@ -37,9 +35,7 @@ def test_the_newest_two_snapshots_are_on_the_peer_bit_by_bit(make: MakeNode) -> 
 
 
 def test_only_multiples_of_the_stride_and_no_shared_part_are_sent(make: MakeNode) -> None:
-    a, b = make("a"), make("b")
-    b.launch(1, (1,))
-    a.launch(1, (0,), peers=(b.peer(0),), stride=4)
+    a, b = with_peer(make, stride=4)
     fill(a.folder.own(SHARED, 0), SHARED, 4, 1, MIB)
     for step in (3, 4, 5):
         a.snapshot(0, step)

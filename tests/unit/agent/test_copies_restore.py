@@ -16,6 +16,7 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
 from slurm_robust.wire.copychannel import CopyAnswer, CopyChannel, CopyVerdict, Get, Put, derive_key
 from slurm_robust.wire.messages import Phase, Save
+from tests.builders.checkpoints import ref
 from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
 from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
@@ -26,7 +27,7 @@ def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) 
     fill(a.folder.own(0, 0), 0, 5, 1, MIB)
     fill(a.folder.own(SHARED, 0), SHARED, 5, 1, MIB)
     fill(a.folder.peer(3, 1), 3, 5, 1, MIB)
-    restore = CheckpointId(generation=1, step=5)
+    restore = ref(1, 5)
     sources = (
         a.source(0, tier=Tier.MEMORY),
         a.source(SHARED, tier=Tier.MEMORY),
@@ -50,7 +51,7 @@ def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_pat
     local = LocalCopies(tmp_path / "disk", RUN, a.folder.seal_key.read_bytes())
     local.publish(image, 1)
     image.close()
-    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.LOCAL),))
+    b.launch(2, (0,), restore=ref(1, 5), sources=(a.source(0, tier=Tier.LOCAL),))
     wait_for(lambda: b.folder.fetched(0).exists() and read_header(b.folder.fetched(0)))
     check(b.folder.fetched(0), 0, 5)
     a.launch(2, (1,))  # a launch reads the disk anew
@@ -61,7 +62,7 @@ def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_pat
 def test_a_source_that_died_is_told_within_seconds(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = make("a"), make("b")
     a.close()
-    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=ref(1, 5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     assert "refused" in b.folder.fetch_error(0).read_text()
 
@@ -73,13 +74,13 @@ def test_a_damaged_source_is_removed(make: MakeNode) -> None:
     with path.open("r+b") as file:
         file.seek(MIB // 2)
         file.write(b"\xff\x00\xff")
-    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=ref(1, 5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     # The node that has it checks it, and does without it from now on.
     assert "there is no copy of rank 0" in b.folder.fetch_error(0).read_text()
     assert "a damaged copy was removed" in a.service.notes()[0]
     assert a.service.inventory() == ()
-    assert b.folder.find(0, CheckpointId(generation=1, step=5)) is None
+    assert b.folder.find(0, ref(1, 5)) is None
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ def test_no_memory_for_a_fetched_part_is_the_reason(make: MakeNode, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=ref(1, 5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     assert "No space left" in b.folder.fetch_error(0).read_text()
 
@@ -113,7 +114,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
 
     def serve(listener: socket.socket) -> None:
         channel = CopyChannel.accept(listener.accept()[0], derive_key(keys_in(job).client.secret))
-        assert channel.request() == Get(run_id=RUN, rank=0, checkpoint=CheckpointId(generation=1, step=5))
+        assert channel.request() == Get(run_id=RUN, rank=0, checkpoint=ref(1, 5))
         channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.stat().st_size))
         wait_for(b.folder.fetch_size(0).exists)
         slowly.set()
@@ -127,7 +128,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         source = RestoreSource(rank=0, tier=Tier.MEMORY, address="127.0.0.1", port=listener.getsockname()[1])
-        b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(source,))
+        b.launch(2, (0,), restore=ref(1, 5), sources=(source,))
         thread.join(60)
     assert happened == ["reserved", "go", "go"]
     check(b.folder.fetched(0), 0, 5)
@@ -139,7 +140,7 @@ def test_two_new_snapshots_replace_what_was_fetched_and_what_other_ranks_left(ma
     fill(a.folder.own(0, 0), 0, 5, 1, MIB)
     fill(b.folder.own(7, 0), 7, 5, 1, MIB)  # rank 7 trained here before
     fill(b.folder.peer(2, 0), 2, 5, 1, MIB)
-    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=ref(1, 5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetched(0).exists)
     b.snapshot(0, 6, generation=2)
     pause(0.2)
@@ -153,7 +154,7 @@ def test_a_get_of_something_else_is_answered(make: MakeNode, job: Path) -> None:
     a = make("a")
     fill(a.folder.own(0, 0), 0, 5, 1, MIB, run_id="another")
     channel = connect(a, job)
-    channel.send(Get(run_id=RUN, rank=0, checkpoint=CheckpointId(generation=1, step=5)))
+    channel.send(Get(run_id=RUN, rank=0, checkpoint=ref(1, 5)))
     assert "there is no copy of rank 0" in channel.answer().reason
     channel.close()
 
@@ -253,7 +254,7 @@ def test_a_short_memory_is_noted_and_takes_fewer_copies(make: MakeNode, job: Pat
             launch=1,
             restore=None,
             rank=5,
-            checkpoint=CheckpointId(generation=1, step=1),
+            checkpoint=ref(1, 1),
             total=2 * MIB,
         )
     )

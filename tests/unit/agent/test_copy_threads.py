@@ -20,7 +20,7 @@ from slurm_robust.agent.copies.watch import BufferScan
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.wire.copychannel import CopyChannel
-from tests.unit.agent.copy_nodes import MIB, MakeNode, Node, fill
+from tests.unit.agent.copy_nodes import MIB, MakeNode, Node, fill, with_peer
 from tests.waiting import wait_for
 
 Breaking = Callable[..., None]
@@ -74,9 +74,7 @@ def test_a_scan_that_fails_is_noted_and_snapshots_are_copied_again(
 def test_a_sender_that_fails_is_noted_and_sends_the_same_snapshot(
     make: MakeNode, breaks: Breaking, kind: type[BaseException]
 ) -> None:
-    a, b = make("a"), make("b")
-    b.launch(1, (1,))
-    a.launch(1, (0,), peers=(b.peer(0),))
+    a, b = with_peer(make)
     breaks(sender, "open_image", kind)
     a.snapshot(0, 1)
     note = note_of(a)

@@ -8,7 +8,7 @@ import pytest
 from slurm_robust.wire.network import PortHolder, bind_free, local_address, taken_by
 from tests.forked_python import run_python
 from tests.unit.agent.local_job import rival
-from tests.users import run_as
+from tests.users import as_root, run_as
 
 
 def listen(port: int) -> socket.socket:
@@ -32,7 +32,7 @@ def test_a_held_port_can_be_listened_on_by_a_socket_that_shares_it() -> None:
 
 @pytest.mark.parametrize("hand_over", [False, True])
 @pytest.mark.parametrize("reuse", [False, True])
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@as_root
 def test_another_user_cannot_have_a_held_port(*, hand_over: bool, reuse: bool) -> None:
     def take() -> str:
         with socket.socket() as mine:
@@ -50,7 +50,7 @@ def test_another_user_cannot_have_a_held_port(*, hand_over: bool, reuse: bool) -
     holder.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@as_root
 def test_another_user_who_took_the_port_is_named() -> None:
     holder = PortHolder()
     holder.open()

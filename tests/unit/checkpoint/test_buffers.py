@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.buffers import refill_order
 from slurm_robust.model.copies import CheckpointId
-
-
-def ref(step: int, generation: int = 1) -> CheckpointId:
-    return CheckpointId(generation=generation, step=step)
+from tests.builders.checkpoints import ref
 
 
 class Ring:
@@ -40,7 +37,7 @@ class Ring:
         if chosen is not None:
             self.held[chosen] = None  # from here on nothing is left of what was there
             self.during = self.steps()
-            self.held[chosen] = ref(step, self.generation)
+            self.held[chosen] = ref(self.generation, step)
         return chosen
 
     def steps(self) -> set[int]:
@@ -115,7 +112,7 @@ def test_a_locked_buffer_is_passed_over() -> None:
     ring = Ring(3)
     for step in range(6):
         ring.write(step)
-    reader = next(n for n, one in ring.held.items() if one == ref(3))
+    reader = next(n for n, one in ring.held.items() if one == ref(1, 3))
     assert ring.write(6, locked={reader}) != reader
     assert ring.steps() == {6, 5, 3}
     ring.write(7, locked={reader})
@@ -126,15 +123,15 @@ def test_a_locked_buffer_is_passed_over() -> None:
 
 
 def test_the_step_wanted_for_a_flush_goes_later_than_others() -> None:
-    held = {n: ref(step) for n, step in enumerate([10, 11, 12, 13, 14])}
+    held = {n: ref(1, step) for n, step in enumerate([10, 11, 12, 13, 14])}
     common = {"cap": 5, "generation": 1, "restored": None, "stride": 64}
     assert refill_order(held, **common)[0] == 0  # type: ignore[arg-type]
     assert refill_order(held, flush=10, **common)[0] == 1  # type: ignore[arg-type]
 
 
 def test_what_an_ended_generation_did_after_the_restored_step_goes_first() -> None:
-    held = {0: ref(7), 1: ref(8), 2: ref(9)}
-    order = refill_order(held, cap=3, generation=2, restored=ref(8), stride=1)
+    held = {0: ref(1, 7), 1: ref(1, 8), 2: ref(1, 9)}
+    order = refill_order(held, cap=3, generation=2, restored=ref(1, 8), stride=1)
     assert order == [2, 0]
     fresh = refill_order(held, cap=3, generation=2, restored=None, stride=1)
     assert fresh == [0, 1, 2]
@@ -144,7 +141,7 @@ def test_the_restored_step_lives_until_two_newer_ones_do() -> None:
     ring = Ring(3)
     for step in range(9):
         ring.write(step)
-    ring.generation, ring.restored = 2, ref(7)
+    ring.generation, ring.restored = 2, ref(1, 7)
     ring.write(8)
     assert ring.during == {6, 7}
     ring.write(9)

@@ -25,9 +25,9 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.model.copies import CheckpointId
+from tests.builders.checkpoints import ref
 
-REF = CheckpointId(generation=2, step=7)
+REF = ref(2, 7)
 
 
 def tier(folder: Path, rank: int = 0, world_size: int = 2, run_id: str = "run") -> DiskTier:
@@ -80,7 +80,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_part_in_the_wrong_place_is_refused(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
-    moved = CheckpointId(generation=2, step=8)
+    moved = ref(2, 8)
     shutil.copytree(tmp_path / str(REF), tmp_path / str(moved))
     assert store.complete()[0] == moved
     with pytest.raises(ForeignPart, match="step 7, rank 0"):
@@ -124,7 +124,7 @@ def test_what_a_finisher_left_undone_the_next_one_does(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
     (store.folder(REF) / ".metadata").unlink()
     (tmp_path / "latest").unlink()
-    later = CheckpointId(generation=2, step=8)
+    later = ref(2, 8)
     for rank in range(2):
         tier(tmp_path, rank).save(later, snapshot(rank))
     assert (store.folder(REF) / ".metadata").exists()
@@ -159,7 +159,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 def test_a_write_that_fails_leaves_the_old_ones(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
-    later = CheckpointId(generation=2, step=8)
+    later = ref(2, 8)
     big = Snapshot(own={"model": torch.zeros(100_000)}, shared={}, rng={})
     with file_size_limit(50_000), pytest.raises(NotWritten, match=r"step-00000008: .*too large"):
         tier(tmp_path).save(later, big)
@@ -176,7 +176,7 @@ def test_a_damaged_neighbour_is_logged_and_hinders_nobody(
     (store.folder(REF) / ".metadata").unlink()
     path = store.parts(REF)[1]
     path.write_bytes(b"?" * 10 if damage == "header" else path.read_bytes()[:-1])
-    later = CheckpointId(generation=2, step=8)
+    later = ref(2, 8)
     for rank in range(2):
         tier(tmp_path, rank).save(later, snapshot(rank))
     assert "checkpoint gen-0002/step-00000008 is whole, but" in caplog.text

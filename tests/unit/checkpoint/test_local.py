@@ -13,7 +13,7 @@ from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from tests.unit.agent.copy_nodes import MIB, RUN, check, fill
-from tests.users import run_as
+from tests.users import as_root, run_as
 
 KEY = seal_key("the job's secret")
 
@@ -129,7 +129,6 @@ def test_anything_but_a_plain_file_is_passed_over_at_once(
 # -- two users -----------------------------------------------------------------------------------------
 
 ME, OTHER = 65533, 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
 
 @pytest.fixture

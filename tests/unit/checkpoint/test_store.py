@@ -20,12 +20,9 @@ from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from tests.alone import alone
+from tests.builders.checkpoints import ref
 
 refs = st.builds(CheckpointId, generation=st.integers(1, 4), step=st.integers(0, 6))
-
-
-def ref(generation: int, step: int) -> CheckpointId:
-    return CheckpointId(generation=generation, step=step)
 
 
 def publish(store: CheckpointStore, where: CheckpointId, rank: int, world_size: int) -> None:

@@ -56,6 +56,7 @@ from tests.unit.diagnostics import test_live
 from tests.unit.engine.fake_job import Job
 from tests.unit.report import incident_journal
 from tests.unit.report.test_logs import STARTED
+from tests.users import as_root
 
 MARK = "FORGED"
 """A line that begins with it has not been written by us."""
@@ -433,7 +434,7 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
     printed(lambda: Screen().print(diagnose.render_replay(verdict)))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
+@as_root
 @fuzz
 @given(HOSTILE)
 def test_messages_for_administrators_are_cleaned(tmp_path: Path, text: str) -> None:

@@ -18,10 +18,9 @@ from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import load
-from tests.users import NOBODY, run_as
+from tests.users import NOBODY, as_root, run_as
 
 AGED_S = 10
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root writes the compiled copy")
 
 
 class Site:
@@ -190,7 +189,7 @@ def test_anchors_and_merge_keys_are_yaml_too(site: Site) -> None:
     )
 
 
-@ROOT_ONLY
+@as_root
 def test_a_second_load_takes_the_compiled_copy_without_yaml(site: Site) -> None:
     site.write("gpu: {count: 8}\n")
     assert site.load().gpu.count == 8
@@ -203,7 +202,7 @@ def test_a_second_load_takes_the_compiled_copy_without_yaml(site: Site) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@ROOT_ONLY
+@as_root
 @pytest.mark.parametrize("change", ["main", "new drop-in", "same size and time"])
 def test_a_changed_file_makes_the_copy_worthless(site: Site, change: str) -> None:
     before = site.write("gpu: {count: 8}\n")
@@ -222,7 +221,7 @@ def test_a_changed_file_makes_the_copy_worthless(site: Site, change: str) -> Non
     assert site.load().gpu.count in (16, 6)
 
 
-@ROOT_ONLY
+@as_root
 @pytest.mark.parametrize("harm", ["others write", "other owner", "link", "torn", "noise", "fifo", "old"])
 def test_an_odd_copy_is_not_used(site: Site, harm: str) -> None:
     site.write("gpu: {count: 8}\n")
@@ -251,7 +250,7 @@ def test_an_odd_copy_is_not_used(site: Site, harm: str) -> None:
     assert site.load().gpu.count == 8
 
 
-@ROOT_ONLY
+@as_root
 def test_a_file_that_was_just_written_is_not_compiled(site: Site) -> None:
     """Its next version could have the same time, size and inode."""
     site.main.write_text("gpu: {count: 8}\n")
@@ -259,7 +258,7 @@ def test_a_file_that_was_just_written_is_not_compiled(site: Site) -> None:
     assert not site.compiled.exists()
 
 
-@ROOT_ONLY
+@as_root
 def test_the_copy_is_as_private_as_the_files(site: Site) -> None:
     site.write("gpu: {count: 8}\n").chmod(0o600)
     site.load()
@@ -278,7 +277,7 @@ def usual(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     return site
 
 
-@ROOT_ONLY
+@as_root
 @pytest.mark.parametrize(
     ("name", "mode", "uid"),
     [
@@ -303,7 +302,7 @@ def test_root_takes_no_commands_from_files_that_others_could_change(
     assert "the file names commands that root runs" in capsys.readouterr().err
 
 
-@ROOT_ONLY
+@as_root
 def test_a_draft_is_good_and_the_command_says_that_hooks_would_refuse_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,7 +327,7 @@ def test_a_link_that_leads_nowhere_does_not_mean_no_settings(site: Site, place: 
         nodefile.load_compiled(site.main, site.compiled)
 
 
-@ROOT_ONLY
+@as_root
 @pytest.mark.parametrize("kind", ["fifo", "device", "huge", "folder", "deep", "closed"])
 @pytest.mark.parametrize("command", [["config", "check"], ["config", "show", "--config"]])
 def test_what_is_no_plain_file_of_a_fair_size_is_refused_at_once(
@@ -358,7 +357,7 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_reason(site: Site) -> N
         site.load()
 
 
-@ROOT_ONLY
+@as_root
 @pytest.mark.parametrize("closed", ["", "conf.d"])
 def test_a_folder_that_cannot_be_read_is_an_error_and_does_not_mean_no_settings(closed: str) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:

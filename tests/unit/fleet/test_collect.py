@@ -22,6 +22,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.fleet.samples import incident, spooled, summary
+from tests.users import as_root
 
 
 class Site:
@@ -170,7 +171,7 @@ def test_what_is_no_file_of_the_spool_is_left_alone(site: Site, tmp_path: Path) 
     assert len(site.left) == 4
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@as_root
 def test_a_file_of_a_user_does_not_count(site: Site) -> None:
     site.put(site.job())
     (name,) = site.left

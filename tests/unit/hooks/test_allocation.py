@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from slurm_robust.config.node import NodeConfig, Paths
 from slurm_robust.hooks import allocation
+from tests.users import as_root
 
 
 def test_events_go_to_a_folder_of_their_own_whatever_the_job_is_called(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_events_go_to_a_folder_of_their_own_whatever_the_job_is_called(tmp_path:
     assert not (tmp_path / "events.jsonl").exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user: sudo make test-unit")
+@as_root
 def test_slurm_s_user_needs_only_that_folder() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o711)

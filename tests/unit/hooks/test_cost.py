@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.users import as_root
 
 MAX_MODULES = 81
 """Of the project: what there is now, and two more. Who needs more shows what they cost (benchmarks.hooks)."""
@@ -34,7 +34,7 @@ for folder in /run /var/lib /var/log; do mount -t tmpfs own $folder || exit 99; 
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount: sudo make test-unit")
+@as_root
 def test_a_prolog_of_a_healthy_node_imports_little(tmp_path: Path) -> None:
     imported = tmp_path / "imported"
     words = ["unshare", "--mount", "sh", "-c", OWN_FOLDERS, "sh", sys.executable, "-c", SPY]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.users import as_root
 from tests.waiting import BUSY, wait_for
 
 HEAD = """
@@ -155,7 +156,6 @@ class Machine:
 
 ACT = "drain: {mode: act}"
 pytestmark = pytest.mark.slow
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount: sudo make test-unit")
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_check_with_a_bug_is_unknown_and_reported(machine: Machine) -> None:
     assert machine.last["unknown"] == ["fan.speed"]
 
 
-@needs_root
+@as_root
 def test_a_broken_configuration_is_reported_and_lets_jobs_start(machine: Machine) -> None:
     machine.configure("drain: {mode: act}\nnonsense: 1")
     machine.fan.write_text("0")
@@ -278,7 +278,7 @@ exec "$@"
 """
 
 
-@needs_root
+@as_root
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs /dev/fuse")
 def test_a_configuration_that_does_not_answer_holds_no_prolog_beyond_its_budget(
     machine: Machine, tmp_path: Path
@@ -340,7 +340,7 @@ def test_a_start_that_uses_up_the_budget_is_named(machine: Machine, closed: str,
     assert "importing Python modules took" in machine.errors
 
 
-@needs_root
+@as_root
 def test_modules_that_do_not_come_hold_no_hook(machine: Machine) -> None:
     import_slowly(machine, "slurm_robust.hooks.hook", takes_s=600, start_s=0.5)
     assert machine.run_by_default("prolog") == 0
@@ -429,7 +429,7 @@ def test_wrong_usage_is_said(words: list[str]) -> None:
     assert (done.returncode, done.stderr[:6]) == (64, "usage:")
 
 
-@needs_root
+@as_root
 def test_a_hook_imports_nothing_heavy(machine: Machine) -> None:
     machine.program.write_text(
         machine.program.read_text().replace(

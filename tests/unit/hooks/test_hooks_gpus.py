@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -17,11 +16,12 @@ from slurm_robust.nodes.checks.gpu import GPU_USE
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.sandbox.gpus import StandInGpus
 from tests.unit.nodes.fake_nvml import environment
+from tests.users import as_root
 from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(os.getuid() != 0, reason="only root can hide the machine's other jobs"),
+    as_root,
 ]
 
 HOOK = "import sys; from slurm_robust.hooks.command import main; sys.exit(main(sys.argv[1:]))"

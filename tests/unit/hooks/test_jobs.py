@@ -11,6 +11,7 @@ import pytest
 
 from slurm_robust.hooks.jobs import no_other_job, running_jobs
 from slurm_robust.kernel.host import Host
+from tests.users import as_root
 from tests.waiting import wait_for
 
 
@@ -64,7 +65,7 @@ def test_no_command_line_of_a_user_is_read(tmp_path: Path) -> None:
     assert running_jobs(host) == set()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@as_root
 @pytest.mark.skipif(not os.path.exists("/usr/bin/su"), reason="needs a program that runs as root for users")
 def test_a_program_of_root_that_a_user_starts_is_not_a_step_daemon(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:3]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 from collections.abc import Callable
@@ -30,11 +29,9 @@ from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.verdict import Report
 from tests.unit.hooks.test_hook import Machine
 from tests.unit.hooks.test_suspects import ALICE, BOB, Home, home, own
+from tests.users import as_root
 
 __all__ = ["home"]
-as_root = pytest.mark.skipif(
-    os.getuid() != 0, reason="only root can become another user: sudo make test-unit"
-)
 BAD = Finding(
     check="gpu.xid", outcome=Outcome.FAIL, subject="gpu3", text="XID 94", suggestion=Suggestion.MONITOR
 )

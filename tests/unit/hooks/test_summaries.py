@@ -24,11 +24,11 @@ from slurm_robust.model.jobsummary import (
     encode,
 )
 from tests.unit.fleet.samples import summary
+from tests.users import as_root
 
 JOB = EndedJob(job_id=7, uid=1234, gid=1234, user="alice", work_dir="/home/alice", started=99.0)
 ALICE = 12345
 NOW = 1_700_000_000.0
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a job's user")
 
 
 def test_what_slurm_says_stands_beside_what_the_user_says() -> None:

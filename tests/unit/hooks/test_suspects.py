@@ -26,6 +26,7 @@ from slurm_robust.hooks.suspects import (
 )
 from slurm_robust.model.findings import Suspect
 from tests.unit.hooks.test_hook import Machine
+from tests.users import as_root
 from tests.waiting import wait_for
 
 ALICE, BOB = 23001, 23002
@@ -153,8 +154,6 @@ def test_only_jobs_of_ordinary_users_have_suspects(changes: dict[str, str], know
 
 
 # -- the way to the file, as root with real users ----------------------------------------------------------
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a job's user")
 
 
 class Home:

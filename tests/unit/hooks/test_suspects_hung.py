@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -10,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.users import as_root
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+@as_root
 @pytest.mark.slow
 def test_a_working_directory_that_hangs_is_left_behind() -> None:
     code = """

@@ -14,10 +14,11 @@ import pytest
 
 from slurm_robust.config.node import Hooks, NodeConfig
 from slurm_robust.hooks import sweep
+from tests.users import as_root
 
 USER, OTHER = 65534, 65533
 THIS = 900
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can run these: sudo make test-unit")
+pytestmark = as_root
 
 # Answers as squeue does for one job with -t all: -o "%A %T %N" from the file of jobs, -O from another.
 SQUEUE = """#!/bin/bash

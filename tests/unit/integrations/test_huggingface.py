@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.model.copies import Tier
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION, FINISHED
-from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
+from tests.builders.workers import worker
 from tests.later import Later, skip_without
 from tests.ranks import surroundings
 
@@ -73,15 +72,7 @@ def test_the_first_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepRecord:
     """That of the only worker under ``srobust run``."""
-    made = StepRecord.create(tmp_path / "record", generation=1, rank=0)
-    (tmp_path / "job.json").write_text('{"run_id": "run"}')
-    place = WorkerEnvironment(
-        job_dir=str(tmp_path),
-        run_id="run",
-        generation=1,
-        record=str(made.path),
-        places={Tier.STORAGE: str(tmp_path / "ckpt")},
-    )
+    made, place = worker(tmp_path)
     for name, value in place.to_env().items():
         monkeypatch.setenv(name, value)
     return made

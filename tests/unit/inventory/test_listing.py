@@ -33,11 +33,8 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.builders import specs
+from tests.builders.checkpoints import ref
 from tests.builders.events import run_started
-
-
-def ref(generation: int, step: int) -> CheckpointId:
-    return CheckpointId(generation=generation, step=step)
 
 
 def state(rank: int, step: int) -> Snapshot:

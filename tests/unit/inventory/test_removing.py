@@ -17,21 +17,16 @@ from slurm_robust.cli.main import main
 from slurm_robust.inventory import removing
 from slurm_robust.inventory.removing import shelf_of
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.removal import prunable
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders.checkpoints import ref
 from tests.builders.specs import copy_spec, job_spec
 from tests.unit.checkpoint.test_store import publish, publish_all
 from tests.unit.report.test_together import job
 from tests.unit.report.trainings import make_training, write
 from tests.users import as_another_user
-
-
-def ref(generation: int, step: int) -> CheckpointId:
-    return CheckpointId(generation=generation, step=step)
-
 
 FOUR = [ref(1, 10), ref(1, 49), ref(2, 60), ref(2, 79)]
 

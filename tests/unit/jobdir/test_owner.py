@@ -22,12 +22,10 @@ from slurm_robust.run import preflight
 from slurm_robust.wire.keys import KeysError, create_keys, load_client
 from tests.builders import specs
 from tests.builders.plans import plan
-from tests.users import run_as
+from tests.users import as_root, run_as
 
 ME, OTHER = 65533, 65534
 DIRECTORY = stat.S_IFDIR
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from slurm_robust.nodes.checks import pressure, snapshots
 from tests.there import there
 from tests.unit.nodes.host_files import only, plant, view
 from tests.unit.nodes.test_processes import stat
+from tests.users import as_root
 
 DATA = Path(__file__).parents[2] / "data"
 CONFIG = NodeConfig()
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make processes of root")
 SLUID, OTHER = "s5K1KKYAYG5D00", "sEKNKTV3WPV500"
 SCOPE = "/system.slice/slurmstepd.scope"
 
@@ -163,7 +163,7 @@ def group(name: str, root: str = f"/sys/fs/cgroup{SCOPE}") -> dict[str, str]:
     return {f"{root}/{name}/step_0/user/task_0/cgroup.procs": "41", f"{root}/{name}/cgroup.procs": ""}
 
 
-@needs_root
+@as_root
 @pytest.mark.parametrize(
     ("titles", "files", "jobs"),
     [
@@ -210,7 +210,7 @@ def test_jobs_are_known_from_step_daemons_of_root(
     assert jobs_here(plant(tmp_path, daemons(*titles) | files)) == jobs
 
 
-@needs_root
+@as_root
 def test_jobs_of_a_recorded_node(tmp_path: Path) -> None:
     """Version 2 of Slurm 26.05.5: jobs 1, 2, 3 and 6 of two users, 3 and 6 of one array. The daemons of the
     steps of job 1 were killed, and its processes live on.
@@ -228,7 +228,7 @@ def test_jobs_of_a_recorded_node(tmp_path: Path) -> None:
     assert jobs_here(host) is None
 
 
-@needs_root
+@as_root
 def test_a_daemon_of_a_user_is_none(tmp_path: Path) -> None:
     forged = {**daemons(), "/proc/1/status": "Uid: 1000 0 0 0"}
     assert jobs_here(plant(tmp_path / "setuid", forged)) is None
@@ -237,7 +237,7 @@ def test_a_daemon_of_a_user_is_none(tmp_path: Path) -> None:
     assert jobs_here(host) == frozenset()
 
 
-@needs_root
+@as_root
 @pytest.mark.parametrize(
     "scope", [SCOPE, "/system.slice/n07_slurmstepd.scope", "/slurm.slice/slurmstepd.scope"]
 )

@@ -24,13 +24,15 @@ class Journal:
         self.events.append(event)
         return self
 
+    def say(self, kind: type[ev.AnyEvent], t: float, **fields: object) -> Journal:
+        """Add an event of this epoch."""
+        return self.add(kind(t=at(t), epoch=self.epoch, **fields))  # type: ignore[arg-type]
+
     def controller(self, t: float, **more: object) -> Journal:
         self.epoch += 1
         if self.epoch == 1:
             self.add(run_started(t=at(t), epoch=1, job_id=7))
-        return self.add(
-            ev.ControllerStarted(t=at(t), epoch=self.epoch, host="n1", pid=1, port=1, **more)  # type: ignore[arg-type]
-        )
+        return self.say(ev.ControllerStarted, t, host="n1", pid=1, port=1, **more)
 
     def allocation(
         self,
@@ -43,49 +45,37 @@ class Journal:
         nodes: tuple[str, ...] = NODES,
         gpus: int = 0,
     ) -> Journal:
-        return self.add(
-            ev.AllocationTaken(
-                t=at(t),
-                epoch=self.epoch,
-                restart_count=run,
-                nodes=nodes,
-                slots=nodes,
-                spares=(),
-                submitted=None if submitted is None else at(submitted),
-                queued_s=queued_s,
-                eligible=None if eligible is None else at(eligible),
-                gpus=gpus,
-            )
+        return self.say(
+            ev.AllocationTaken,
+            t,
+            restart_count=run,
+            nodes=nodes,
+            slots=nodes,
+            spares=(),
+            submitted=None if submitted is None else at(submitted),
+            queued_s=queued_s,
+            eligible=None if eligible is None else at(eligible),
+            gpus=gpus,
         )
 
     def launch(self, t: float, generation: int, restore: int = -1) -> Journal:
         made = CheckpointId(step=restore, generation=generation - 1) if restore >= 0 else None
-        return self.add(
-            ev.GenerationLaunched(
-                t=at(t), epoch=self.epoch, generation=generation, slots=NODES, master="", restore=made
-            )
-        )
+        return self.say(ev.GenerationLaunched, t, generation=generation, slots=NODES, master="", restore=made)
 
     def first(self, t: float, generation: int, step: int, reported: bool = True) -> Journal:
-        return self.add(
-            ev.FirstStep(t=at(t), epoch=self.epoch, generation=generation, step=step, reported=reported)
-        )
+        return self.say(ev.FirstStep, t, generation=generation, step=step, reported=reported)
 
     def measured(self, t: float, generation: int, **phases: float) -> Journal:
         times = tuple(
             PhaseTimes(phase=name.replace("_", " "), median_s=s, nodes={"n1": s}, measured=2)
             for name, s in phases.items()
         )
-        return self.add(ev.StartMeasured(t=at(t), epoch=self.epoch, generation=generation, phases=times))
+        return self.say(ev.StartMeasured, t, generation=generation, phases=times)
 
     def progress(
         self, t: float, generation: int, step: int, reported: bool = True, **spent: float
     ) -> Journal:
-        return self.add(
-            ev.ProgressMade(
-                t=at(t), epoch=self.epoch, generation=generation, step=step, reported=reported, spent=spent
-            )
-        )
+        return self.say(ev.ProgressMade, t, generation=generation, step=step, reported=reported, spent=spent)
 
     def opened(
         self, t: float, incident: int, generation: int, detect_s: float = 0.0, symptom: Symptom = Symptom.HANG
@@ -103,15 +93,8 @@ class Journal:
         )
 
     def ended(self, t: float, generation: int, sealed: int = -1, *, pending: bool = False) -> Journal:
-        return self.add(
-            ev.GenerationEnded(
-                t=at(t),
-                epoch=self.epoch,
-                generation=generation,
-                reason="",
-                sealed_step=sealed,
-                pending=pending,
-            )
+        return self.say(
+            ev.GenerationEnded, t, generation=generation, reason="", sealed_step=sealed, pending=pending
         )
 
     def decided(
@@ -126,35 +109,26 @@ class Journal:
         verdict = incidents.verdict(
             blame=blame, signature=Signature(kind=FaultKind.SILENT_END), suspects=suspects
         )
-        return self.add(
-            ev.Decided(
-                t=at(t),
-                epoch=self.epoch,
-                incident=incident,
-                actions=actions or (Restart(),),
-                reason="",
-                verdict=verdict,
-                carried_out=carried_out,
-            )
+        return self.say(
+            ev.Decided,
+            t,
+            incident=incident,
+            actions=actions or (Restart(),),
+            reason="",
+            verdict=verdict,
+            carried_out=carried_out,
         )
 
     def closed(self, t: float, incident: int, generation: int, step: int) -> Journal:
-        return self.add(
-            ev.IncidentClosed(
-                t=at(t),
-                epoch=self.epoch,
-                incident=incident,
-                generation=generation,
-                step=step,
-                recover_s=None,
-            )
+        return self.say(
+            ev.IncidentClosed, t, incident=incident, generation=generation, step=step, recover_s=None
         )
 
     def requeue(self, t: float, *, failure: bool = True) -> Journal:
-        return self.add(ev.RequeueStarted(t=at(t), epoch=self.epoch, exclude=(), reason="", failure=failure))
+        return self.say(ev.RequeueStarted, t, exclude=(), reason="", failure=failure)
 
     def over(self, t: float, code: int = 0, *, final: bool = True) -> Journal:
-        return self.add(ev.RunEnded(t=at(t), epoch=self.epoch, code=code, reason="", final=final))
+        return self.say(ev.RunEnded, t, code=code, reason="", final=final)
 
 
 def at(t: float) -> float:

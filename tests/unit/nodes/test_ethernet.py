@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -24,6 +23,7 @@ from slurm_robust.nodes.checks.ethernet import (
     judge_state,
 )
 from tests.unit.nodes.host_files import only, plant, view
+from tests.users import as_root
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
 UP = Interface(is_up=True, carrier=True, gained=2, lost=1, speed_mb=25_000, mtu=9000)
@@ -181,7 +181,7 @@ def test_one_lost_link_is_watched_and_flapping_keeps_jobs_away(
     assert list(judge_flaps(view(eth(lost=None)), CONFIG)) == []
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make interfaces")
+@as_root
 @pytest.mark.slow
 def test_a_real_link_that_flaps_is_found() -> None:
     """A pair of interfaces in a network namespace of its own; the other end is the switch."""

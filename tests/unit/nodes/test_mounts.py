@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -22,6 +21,7 @@ from slurm_robust.nodes.checks.mounts import (
     judge_readonly,
 )
 from tests.unit.nodes.host_files import only, plant, view
+from tests.users import as_root
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
 CONFIG = NodeConfig()
@@ -181,7 +181,7 @@ def test_what_was_writable_must_stay_so(
     )
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+@as_root
 @pytest.mark.slow
 def test_a_dead_mount_is_found_in_time_and_a_live_one_beside_it_too() -> None:
     """A real file system that never answers, and the same one after its server has gone (ENOTCONN)."""

@@ -21,6 +21,7 @@ from slurm_robust.nodes.checks import processes
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.util.isolate import call
 from tests.unit.nodes.host_files import only, plant, view
+from tests.users import as_root
 from tests.waiting import wait_for
 
 CONFIG = NodeConfig()
@@ -66,7 +67,7 @@ def test_processes_are_read_without_those_of_the_kernel(tmp_path: Path) -> None:
     assert all(name.isprintable() for name in facts.daemons)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user: sudo make test-unit")
+@as_root
 def test_a_user_s_own_check_is_not_a_leftover_process() -> None:
     uid = 12345
 
@@ -154,7 +155,7 @@ def test_no_content_breaks_reading(tmp_path_factory: pytest.TempPathFactory, dat
     assert processes.gather(host, CONFIG).count <= 1
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@as_root
 def test_a_waiting_process_can_be_killed_unless_it_was_or_is_the_systems(tmp_path: Path) -> None:
     lines = {
         5: stat(5, "vfork", "D"),
@@ -172,7 +173,7 @@ def test_a_waiting_process_can_be_killed_unless_it_was_or_is_the_systems(tmp_pat
     assert facts.unkillable == {6, 8}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@as_root
 def test_a_users_vfork_is_not_a_process_that_cannot_be_killed(tmp_path: Path) -> None:
     """The C library starts programs by vfork: a file that does not open in the child holds up the parent."""
     fifo = tmp_path / "fifo"
@@ -211,7 +212,7 @@ def lines_of_a_user(draw: st.DrawFn) -> list[str]:
     ]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@as_root
 @given(lines_of_a_user(), st.sampled_from([True, False, None]))
 @settings(max_examples=15, deadline=None)
 def test_no_state_and_no_name_of_a_users_processes_keeps_jobs_away(

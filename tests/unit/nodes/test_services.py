@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -22,6 +21,7 @@ from slurm_robust.nodes.checks import processes, services
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts, gather_munge, judge_munge, judge_running
 from tests.unit.nodes.host_files import only, plant, view
+from tests.users import as_root
 from tests.waiting import wait_for
 
 CONFIG = NodeConfig()
@@ -126,7 +126,7 @@ def munged_at(folder: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("munged"), reason="needs munged")
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@as_root
 def test_a_munged_that_users_keep_busy_is_not_to_blame(folder: Path) -> None:
     """It gives each silent client 2 s, in two threads: a few of them keep everybody else waiting."""
     folder.chmod(0o755)

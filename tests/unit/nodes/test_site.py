@@ -17,6 +17,7 @@ from slurm_robust.nodes.check import AnyCheck, CheckContext
 from slurm_robust.nodes.site import checks
 from slurm_robust.util.isolate import call
 from tests.unit.nodes.host_files import only, view
+from tests.users import as_root
 from tests.waiting import wait_for
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
@@ -116,7 +117,7 @@ def test_a_site_check_that_others_could_change_is_not_run(tmp_path: Path) -> Non
     assert result(one(command=(inside,))).outcome is PASS
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@as_root
 def test_what_belongs_to_others_is_not_run_and_no_link_of_theirs_is_followed(tmp_path: Path) -> None:
     mine = script(tmp_path / "mine", "exit 0")
     other = script(tmp_path / "other", "exit 0")

@@ -30,6 +30,7 @@ from slurm_robust.testing.fake_channel import HANGS, FakeChannel
 from slurm_robust.util import proc
 from tests.contracts.channel import HOSTILE, LIMIT_S, MESSAGE, SECRET, ChannelContract
 from tests.unit.notify.http_server import SECRET_PATH, Server
+from tests.users import as_root
 from tests.waiting import wait_for
 
 ENDINGS = {"works": "", "refuses": "echo no >&2; exit 3", "hangs": "trap '' TERM; sleep 60"}
@@ -311,7 +312,7 @@ def test_a_file_is_one_line_of_this_users_own(tmp_path: Path) -> None:
             from_file(str(tmp_path / name))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@as_root
 def test_a_file_of_somebody_else_is_no_secret(tmp_path: Path) -> None:
     path = tmp_path / "url"
     path.touch(0o600)

@@ -6,10 +6,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.policy.beginning import ANEW, Beginning, May, beginning
-
-
-def ref(step: int, generation: int = 1) -> CheckpointId:
-    return CheckpointId(step=step, generation=generation)
+from tests.builders.checkpoints import ref
 
 
 def layout(world: int, **sizes: int) -> ParallelLayout:
@@ -29,7 +26,7 @@ def found(
 
 def test_without_any_checkpoint_a_training_begins() -> None:
     assert found({}) == Beginning(may=May.BEGIN)
-    assert found({}, listed=(ref(7),)).may is May.BEGIN, (
+    assert found({}, listed=(ref(1, 7),)).may is May.BEGIN, (
         "what no end of a generation has sealed does not count"
     )
 
@@ -45,7 +42,7 @@ def test_what_only_memory_had_is_gone_with_its_nodes() -> None:
 
 def test_storage_that_lost_what_it_had_ends_the_run() -> None:
     for sealed in ({1: 24}, {}, {1: 20}):  # the end of the generation may not have been sealed any more
-        one = found(sealed, stored=ref(24))
+        one = found(sealed, stored=ref(1, 24))
         assert (one.may, one.code) == (May.UNUSABLE, ExitCode.CHECKPOINTS)
         assert "gen-0001/step-00000024 was on storage (/shared/c) and is not there any more" in one.reasons
         assert one.fix.startswith("bring the folder back (/shared/c), or name another one")
@@ -55,7 +52,7 @@ def test_storage_that_lost_what_it_had_ends_the_run() -> None:
 
 
 def test_a_run_that_waits_goes_on_by_itself() -> None:
-    one = found({1: 24}, stored=ref(24))
+    one = found({1: 24}, stored=ref(1, 24))
     assert one.waits.startswith(one.why)
     assert one.waits.endswith(
         "; bring the folder back (/shared/c): this run waits, asks storage every 30 s, and then goes on by "
@@ -64,17 +61,17 @@ def test_a_run_that_waits_goes_on_by_itself() -> None:
 
 
 def test_a_step_that_is_there_but_cannot_be_used_is_named_with_its_fix() -> None:
-    on_storage = found({1: 24}, stored=ref(24), listed=(ref(24),))
+    on_storage = found({1: 24}, stored=ref(1, 24), listed=(ref(1, 24),))
     assert on_storage.reasons == ("gen-0001/step-00000024 is on storage, but cannot be used",)
     assert "the folder" not in on_storage.fix
     assert "srobust checkpoint verify" in on_storage.fix
-    in_memory = beginning({1: 24}, None, (), {}, layout(4), place="", in_memory=(ref(24),))
+    in_memory = beginning({1: 24}, None, (), {}, layout(4), place="", in_memory=(ref(1, 24),))
     assert in_memory.may is May.UNUSABLE
     assert in_memory.fix.startswith("make storage writable; then requeue")
 
 
 def test_sizes_that_do_not_fit_are_named() -> None:
-    one = found({1: 24}, stored=ref(24), listed=(ref(24),), layouts={1: layout(4, tp=2).identity()})
+    one = found({1: 24}, stored=ref(1, 24), listed=(ref(1, 24),), layouts={1: layout(4, tp=2).identity()})
     assert (one.may, one.code) == (May.REFUSE, ExitCode.CONFIG)
     assert one.reasons == (
         "gen-0001/step-00000024 is on storage, but it was taken with tp 2, and this run has tp 1",

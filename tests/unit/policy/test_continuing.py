@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.continuing import (
     counted,
@@ -19,11 +18,8 @@ from slurm_robust.policy.continuing import (
     unheard,
     until,
 )
+from tests.builders.checkpoints import ref
 from tests.builders.events import continued, run_started
-
-
-def ref(generation: int, step: int) -> CheckpointId:
-    return CheckpointId(generation=generation, step=step)
 
 
 def launched(generation: int) -> ev.GenerationLaunched:

@@ -10,11 +10,7 @@ from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.layout import Placement
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
 from slurm_robust.policy.restore import choose
-
-
-def ref(generation: int, step: int) -> CheckpointId:
-    return CheckpointId(generation=generation, step=step)
-
+from tests.builders.checkpoints import ref
 
 FOUR = (ref(1, 10), ref(1, 20), ref(2, 30), ref(2, 40))
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.training_view import row_of, shown
@@ -24,6 +23,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.jobs import ChapterState
 from slurm_robust.util.text import size_text
+from tests.builders.checkpoints import ref
 from tests.builders.specs import job_spec
 from tests.unit.checkpoint.test_store import publish_all
 from tests.unit.report.test_together import job
@@ -45,7 +45,7 @@ def training(root: Path) -> TrainingDirectory:
     write(root / "7", job(7, 20, 1, range(50)))
     write(root / "9", job(9, 400, 2, range(30, 80)))
     store = CheckpointStore(training.checkpoints)
-    publish_all(store, CheckpointId(generation=1, step=29), CheckpointId(generation=2, step=60))
+    publish_all(store, ref(1, 29), ref(2, 60))
     return training
 
 
@@ -127,7 +127,7 @@ def test_the_jobs_of_one(training: TrainingDirectory) -> None:
 
 def test_the_folder_of_checkpoints_may_be_elsewhere(training: TrainingDirectory, tmp_path: Path) -> None:
     where = tmp_path / "scratch"
-    publish_all(CheckpointStore(where), CheckpointId(generation=2, step=70))
+    publish_all(CheckpointStore(where), ref(2, 70))
     spec = job_spec(run_id="9-a", job_id=9, checkpoint_dir=str(where))
     (training.path.parent / "9" / "job.json").write_bytes(msgspec.json.encode(spec))
     row = row_of(training, FakeSlurm())

@@ -30,7 +30,7 @@ from slurm_robust.run.sources import Here
 from slurm_robust.trainings.find import NoSuchJob
 from slurm_robust.util.alone import Alone
 from tests.unit.controller.earlier_jobs import Jobs, over, ran, ref
-from tests.users import run_as
+from tests.users import as_root, run_as
 
 GPT = ContinueOptions(training="gpt")
 CANCELLED = (*ran(1, 40, best=47), over(143))
@@ -695,7 +695,7 @@ def test_from_a_job_without_a_checkpoint_nothing_is_gone_on_from(jobs: Jobs) -> 
     refused(ContinueOptions(source="7"), jobs.here(8), ExitCode.NO_INPUT, "ended before its training began")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@as_root
 def test_the_folder_of_another_user_is_refused(jobs: Jobs, tmp_path: Path) -> None:
     old = jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
     for path in (old.path, *old.path.rglob("*")):

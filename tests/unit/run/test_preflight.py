@@ -37,7 +37,7 @@ from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
 from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job
-from tests.users import run_as
+from tests.users import as_root, run_as
 
 ALLOCATION = Allocation(
     job_id=7,
@@ -178,7 +178,7 @@ def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     preflight.check_command(CommandKind.EXEC, ("train",), tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root looks everywhere, and only root can be another user")
+@as_root
 @pytest.mark.parametrize("kind", [CommandKind.SCRIPT, CommandKind.EXEC])
 def test_checkpoints_that_storage_does_not_list_are_not_missing(kind: CommandKind, tmp_path: Path) -> None:
     closed = tmp_path / "closed"

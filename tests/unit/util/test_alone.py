@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.util.alone import Alone
-from tests.users import run_as
+from tests.users import as_root, run_as
 
 SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 TAKE = "import sys; from slurm_robust.util.alone import Alone; print(Alone(sys.argv[1]).take())"
@@ -35,7 +35,7 @@ def test_of_several_processes_one_has_it_until_it_lets_go() -> None:
     ours.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@as_root
 def test_a_lock_of_one_user_keeps_no_other_user_out() -> None:
     what = f"what both do, {os.getpid()}"
     ours = Alone(what)

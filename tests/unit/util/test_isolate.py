@@ -17,6 +17,7 @@ import pytest
 from slurm_robust.util import isolate
 from slurm_robust.util.isolate import CallResult, call, directly
 from tests.alone import alone
+from tests.users import as_root
 from tests.waiting import wait_for
 
 
@@ -226,7 +227,7 @@ def test_isolated_calls_work_without_standard_files_and_with_children_ignored(
     assert out.read_text() == "[b'1', b'2']"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+@as_root
 @pytest.mark.slow
 def test_a_child_that_cannot_be_killed_delays_nobody() -> None:
     """A file system that takes requests and answers none: its callers are in uninterruptible sleep."""

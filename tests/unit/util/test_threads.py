@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import resource
 import select
 import threading
@@ -9,7 +8,7 @@ import time
 import pytest
 
 from slurm_robust.util.threads import BackgroundCall, Executor, map_until, start_thread
-from tests.users import NOBODY, run_as
+from tests.users import NOBODY, as_root, run_as
 
 
 def collect(executor: Executor[str], count: int) -> list[str]:
@@ -96,7 +95,7 @@ def test_nothing_to_do_takes_no_time() -> None:
     assert map_until(0.0, late, [], otherwise=late) == ()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without processes")
+@as_root
 def test_no_more_threads_means_no_results_but_no_error() -> None:
     def without_threads() -> tuple[str, ...]:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.util.trust import distrust, distrust_folder
+from tests.users import as_root
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+pytestmark = as_root
 ALICE = 1234
 
 

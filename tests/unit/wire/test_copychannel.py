@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import (
     FIRST_BYTE,
@@ -24,12 +23,11 @@ from slurm_robust.wire.copychannel import (
     Put,
     derive_key,
 )
+from tests.builders.checkpoints import ref
 
 KEY = derive_key("secret")
-GET = Get(run_id="r", rank=1, checkpoint=CheckpointId(generation=2, step=3))
-PUT = Put(
-    run_id="r", launch=2, restore=None, rank=1, checkpoint=CheckpointId(generation=2, step=3), total=4096
-)
+GET = Get(run_id="r", rank=1, checkpoint=ref(2, 3))
+PUT = Put(run_id="r", launch=2, restore=None, rank=1, checkpoint=ref(2, 3), total=4096)
 
 
 @pytest.fixture
@@ -262,13 +260,13 @@ def test_keys_differ_with_the_secret_and_from_it() -> None:
 
 
 def test_frames_of_all_messages_are_small() -> None:
-    first = CheckpointId(generation=1, step=1)
+    first = ref(1, 1)
     long = Put(
         run_id="9" * 64,
         launch=2**31,
         restore=first,
         rank=2**20,
-        checkpoint=CheckpointId(generation=9, step=9),
+        checkpoint=ref(9, 9),
         total=2**43,
     )
     assert len(msgspec.msgpack.encode(long)) < 1024

@@ -25,10 +25,10 @@ from slurm_robust.checkpoint.errors import (
     WrongUse,
 )
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.wire.messages import Progress
-from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
+from tests.builders.workers import worker
 from tests.ranks import run_ranks
 from tests.torch_features import needs_fsdp2
 from tests.unit.worker import small_training
@@ -67,16 +67,8 @@ class ManagedWorker:
         self.record: StepRecord
 
     def launch(self, generation: int, restore: str = "", run_id: str = "run", world_size: int = 1) -> None:
-        self.record = StepRecord.create(self.folder / f"record-{generation}", generation=generation, rank=0)
-        (self.folder / "job.json").write_text(f'{{"run_id": "{run_id}"}}')
-        environment = WorkerEnvironment(
-            job_dir=str(self.folder),
-            run_id=run_id,
-            generation=generation,
-            record=str(self.record.path),
-            restore=CheckpointId.parse(restore) if restore else None,
-            places={Tier.STORAGE: str(self.store.path)},
-        )
+        chosen = CheckpointId.parse(restore) if restore else None
+        self.record, environment = worker(self.folder, generation, run_id=run_id, restore=chosen)
         for name, value in {**environment.to_env(), "RANK": "0", "WORLD_SIZE": str(world_size)}.items():
             self._monkeypatch.setenv(name, value)
 

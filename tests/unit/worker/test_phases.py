@@ -12,12 +12,13 @@ import pytest
 
 import slurm_robust as sr
 from slurm_robust.checkpoint.errors import MissingCheckpoint
-from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.progress import CHECKPOINT, FINISHED
-from slurm_robust.worker.environment import RECORD, WorkerEnvironment
+from slurm_robust.worker.environment import RECORD
 from slurm_robust.worker.environment import RESTORE as RESTORE_VARIABLE
 from slurm_robust.worker.phases import PhaseSwitch
 from slurm_robust.worker.step_record import StepRecord
+from tests.builders.workers import worker
 
 
 class Spy:
@@ -42,15 +43,7 @@ def shown(record: StepRecord) -> str:
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepRecord]:
     """That of the only worker of a generation without memory for snapshots."""
-    made = StepRecord.create(tmp_path / "record", generation=1, rank=0)
-    (tmp_path / "job.json").write_text('{"run_id": "run"}')
-    environment = WorkerEnvironment(
-        job_dir=str(tmp_path),
-        run_id="run",
-        generation=1,
-        record=str(made.path),
-        places={Tier.STORAGE: str(tmp_path / "ckpt")},
-    )
+    made, environment = worker(tmp_path)
     for name, value in {**environment.to_env(), "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     yield made

@@ -8,8 +8,8 @@ from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
+from tests.builders.workers import worker
 
 RUN = "11-cafe"
 
@@ -19,7 +19,6 @@ class Node:
 
     def __init__(self, folder: Path, memory: Path, world_size: int = 1) -> None:
         self.folder = folder
-        (folder / "job.json").write_text(f'{{"run_id": "{RUN}"}}')
         self.copies = MemoryFolder.create(RUN, memory)
         self.copies.seal_key.write_bytes(seal_key("secret"))
         self.store = CheckpointStore(folder / "ckpt")
@@ -31,13 +30,11 @@ class Node:
         self, generation: int, rank: int = 0, *, restore: str = "", tier: str = "storage", layout: str = "tp1"
     ) -> dict[str, str]:
         """The variables of a worker, whose record is made anew."""
-        path = self.folder / f"record-{generation}-{rank}"
-        self.records[rank] = StepRecord.create(path, generation=generation, rank=rank)
-        environment = WorkerEnvironment(
-            job_dir=str(self.folder),
+        self.records[rank], environment = worker(
+            self.folder,
+            generation,
+            rank,
             run_id=RUN,
-            generation=generation,
-            record=str(path),
             restore=CheckpointId.parse(restore) if restore else None,
             places={Tier.LOCAL: str(self.local), Tier.STORAGE: str(self.store.path)},
             layout=layout,

@@ -26,6 +26,7 @@ from tests.unit.agent.stacks.hanging_workers import (
     take_as,
     take_as_nobody,
 )
+from tests.users import as_root
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -33,8 +34,6 @@ pytestmark = pytest.mark.slow
 WAYS = ("in_collective", "in_c", "in_lock", "in_loader", "stopped")
 COLLECTIVE, C, LOCK, LOADER, STOPPED = range(len(WAYS))
 BUDGET_S = 30.0
-
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can do without capabilities")
 
 
 class Captured(NamedTuple):
@@ -158,7 +157,7 @@ def test_native_frames_show_what_waits_below_python(captured: Captured) -> None:
     assert (stopped.state, functions(stopped)[0]) == ("T", "stopped")
 
 
-@needs_root
+@as_root
 def test_where_tracing_is_forbidden_the_handlers_tell(captured: Captured) -> None:
     check_places(captured.by_signal)
     if multiprocessing.get_start_method() == "fork":
@@ -170,14 +169,14 @@ def test_where_tracing_is_forbidden_the_handlers_tell(captured: Captured) -> Non
     assert sources == {COLLECTIVE: "signal", C: "signal", LOCK: "signal", LOADER: "signal", STOPPED: ""}
 
 
-@needs_root
+@as_root
 def test_a_stopped_worker_is_not_asked_but_known(captured: Captured) -> None:
     stopped = process(captured.by_signal[STOPPED])
     assert (stopped.state, stopped.threads) == ("T", ())
     assert "Permission denied" in stopped.error
 
 
-@needs_root
+@as_root
 def test_who_may_nothing_says_so(captured: Captured) -> None:
     assert {s.source for s in captured.by_nobody} == {""}
     loaders = [p.state for p in captured.by_nobody[LOADER].processes if p.kind is ProcessKind.LOADER]
