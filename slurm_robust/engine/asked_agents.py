@@ -32,10 +32,13 @@ class AskedAgents(Generic[A]):
     """Hears each answer."""
     answers: dict[str, A] = field(default_factory=dict)
     """By node."""
-    sent: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sent = self.since
+        asked = tuple(self.questions.values())
+        self.limit_s = max((question.limit_s for question in asked), default=0.0)
+        """Its bound."""
+        self._again_s = asked[0].again_s if asked else None
+        self._sent = self.since
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -48,26 +51,18 @@ class AskedAgents(Generic[A]):
 
     def is_over(self, now: Now) -> bool:
         """Return whether all have answered or have had their time."""
-        return not self.missing() or now.mono - self.since >= self._limit_s
+        return len(self.answers) == len(self.questions) or now.mono - self.since >= self.limit_s
 
     def is_old(self, now: Now) -> bool:
         """Return whether to forget it."""
-        return now.mono - self.since > self._limit_s + KEEP_S
-
-    @property
-    def _limit_s(self) -> float:
-        return max((question.limit_s for question in self.questions.values()), default=0.0)
+        return now.mono - self.since > self.limit_s + KEEP_S
 
     def due(self, now: Now) -> dict[str, AgentQuestion[A]]:
         """Return what to ask again now, by node."""
-        if self.is_over(now):
+        if self._again_s is None or now.mono - self._sent < self._again_s or self.is_over(now):
             return {}
-        asked = {node: self.questions[node] for node in self.missing()}
-        passed_s = now.mono - self.sent
-        due = {n: q for n, q in asked.items() if q.again_s is not None and passed_s >= q.again_s}
-        if due:
-            self.sent = now.mono
-        return due
+        self._sent = now.mono
+        return {node: self.questions[node] for node in self.missing()}
 
     def hear(self, answer: AgentAnswer, now: Now) -> None:
         """Take in an answer with the number of this question."""

@@ -6,7 +6,7 @@ from slurm_robust.engine.asked_agents import AskedAgents
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.wire.messages import TRAVEL_S, ShowStacks, StacksShown, StacksTaken, TakeStacks
+from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken, TakeStacks
 
 FRESH_S = 2.0
 """A person who asks again within this time is shown the same round: a script must not keep all nodes busy."""
@@ -31,7 +31,7 @@ class StackBook:
     @property
     def limit_s(self) -> float:
         """How long to wait for answers, in seconds."""
-        return self._context.config.detect.stacks_s + TRAVEL_S
+        return self._asked.limit_s
 
     def ask(self, now: Now, native: tuple[int, ...] = ()) -> None:
         """Begin a round of all workers, unless one is under way; ``native``: as in the order."""

@@ -7,8 +7,8 @@ import pytest
 from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.diagnostics.live import LiveStacks, NotLive, take
 from slurm_robust.model import events as ev
-from slurm_robust.testing.sim.training import doing
-from slurm_robust.wire.messages import ShowStacks, StacksShown, TakeStacks
+from slurm_robust.testing.sim.training import doing, waiting
+from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken, TakeStacks
 from tests.unit.engine.fake_job import Job
 
 NODES = tuple(f"n{number}" for number in range(1, 21))
@@ -102,6 +102,16 @@ def test_stacks_that_nobody_fetches_are_forgotten() -> None:
     running.pass_time(80.0)
     assert running.core.stacks.all() == ()
     assert ask(running, ShowStacks(number=shown.number)).number == shown.number + 1
+
+
+def test_stacks_that_an_earlier_controller_was_to_get_are_not_those_of_this_one() -> None:
+    running = job()
+    running.mute.update(NODES[:4])
+    shown = ask(running, ShowStacks())
+    for number, taken in ((1, 0), (shown.number, 1)):
+        answer = StacksTaken(node="n1", number=number, generation=1, stacks=(waiting(0, "n1"),))
+        running.core.on_agent_answer(answer, running.now())
+        assert len(running.core.stacks.all()) == taken
 
 
 def test_between_two_generations_there_is_nothing_to_see() -> None:
