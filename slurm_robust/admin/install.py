@@ -59,7 +59,17 @@ def main(
     layout = _layout(site, prefix, act=act, timer=timer)
     files = site.slurm_files()
     plan = slurmconf.make_plan(files or {"slurm.conf": ""}, site.wish(timer=layout.timer))
-    links, waiting = _links(site, plan, live=apply or link_site)
+    # A link in a folder of the site is live immediately, so it waits.
+    known = site.tree.manifest().digests
+    links = {
+        path: target
+        for path, target in plan.links.items()
+        if apply
+        or link_site
+        or path.startswith(f"{items.HOOKS}/")
+        or (path in known and site.tree.find(path) is not None)
+    }
+    waiting = sorted(plan.links.keys() - links.keys())
     if not all_nodes and not dry_run:
         _refuse_shared(site, links)
     wanted = items.items(layout, links)
@@ -78,18 +88,22 @@ def main(
     if not apply:
         _show(plan, bool(files), applied=False)
         return 0
-    return _apply(site, plan, files, all_nodes=all_nodes, layout=layout)
-
-
-def _links(site: Site, plan: slurmconf.SlurmConfChange, *, live: bool) -> tuple[dict[str, str], list[str]]:
-    """Return the links to make and those that wait: a link in a folder of the site is live immediately."""
-    known = site.tree.manifest().digests
-    ready = {
-        path: target
-        for path, target in plan.links.items()
-        if live or path.startswith(f"{items.HOOKS}/") or (path in known and site.tree.find(path) is not None)
-    }
-    return ready, sorted(plan.links.keys() - ready.keys())
+    if not files:
+        raise InstallError("--apply: slurm.conf was not found", "name it with --slurm-conf")
+    if site.is_configless:
+        raise InstallError(
+            f"--apply: {site.main} is a copy that slurmd fetched", "run it on the controller instead"
+        )
+    difference = plan.diff()
+    names_files = any(line.startswith(("+Prolog=", "+Epilog=")) for line in difference.splitlines())
+    if names_files and not all_nodes:
+        _show(plan, True, applied=False)
+        raise InstallError("slurm.conf was not changed", NODES_FIRST)
+    _show(plan, True, applied=True)
+    if difference:
+        for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
+            print(f"backup: {backup}")
+    return verify.report(verify.cluster_points(site.live.read(), site.config, timer=layout.timer))
 
 
 def _refuse_shared(site: Site, links: Iterable[str]) -> None:
@@ -172,27 +186,6 @@ def _show(plan: slurmconf.SlurmConfChange, known: bool, *, applied: bool) -> Non
     print(f"{difference}" if applied else f"{difference}\nslurm.conf was not changed (--apply does it)")
     if not applied and any(line.startswith("+Prolog=") for line in difference.splitlines()):
         print(f"note: {NODES_FIRST}")
-
-
-def _apply(
-    site: Site, plan: slurmconf.SlurmConfChange, files: dict[str, str], *, all_nodes: bool, layout: Layout
-) -> int:
-    if not files:
-        raise InstallError("--apply: slurm.conf was not found", "name it with --slurm-conf")
-    if site.is_configless:
-        raise InstallError(
-            f"--apply: {site.main} is a copy that slurmd fetched", "run it on the controller instead"
-        )
-    difference = plan.diff()
-    names_files = any(line.startswith(("+Prolog=", "+Epilog=")) for line in difference.splitlines())
-    if names_files and not all_nodes:
-        _show(plan, True, applied=False)
-        raise InstallError("slurm.conf was not changed", NODES_FIRST)
-    _show(plan, True, applied=True)
-    if difference:
-        for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
-            print(f"backup: {backup}")
-    return verify.report(verify.cluster_points(site.live.read(), site.config, timer=layout.timer))
 
 
 def uninstall(

@@ -248,7 +248,17 @@ class Quarantine:
             if known and not tested.remembered:
                 left = tuple(cause for cause in known if not has_passed(cause, tested.report.findings))
                 tested = msgspec.structs.replace(tested, remembered=True, open=left)
-            result = _result(node, tested, number)
+            result = QuarantineResult(
+                node=node.name,
+                returned=not tested.fault,
+                why=tested.fault or "passed",
+                reason=node.reason,
+                drained=tested.reason if tested.fault else "",
+                tests=number,
+                evidence=(*tested.report.causes, *tested.report.warnings),
+                checks=tuple(dict.fromkeys(finding.check for finding in tested.report.findings)),
+                serials=tested.serials,
+            )
             if not result.returned:
                 return result, tested
         return result, None
@@ -301,20 +311,6 @@ def claim(node: SlurmNode, reasons: Sequence[str], *, named: bool) -> str:
     return (
         "the node does not remember this drain, so its reason may be a person's: if no user keeps the "
         f"node, name it: srobust admin quarantine {node.name}"
-    )
-
-
-def _result(node: SlurmNode, tested: Examination, tests: int) -> QuarantineResult:
-    return QuarantineResult(
-        node=node.name,
-        returned=not tested.fault,
-        why=tested.fault or "passed",
-        reason=node.reason,
-        drained=tested.reason if tested.fault else "",
-        tests=tests,
-        evidence=(*tested.report.causes, *tested.report.warnings),
-        checks=tuple(dict.fromkeys(finding.check for finding in tested.report.findings)),
-        serials=tested.serials,
     )
 
 

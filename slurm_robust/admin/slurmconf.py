@@ -100,7 +100,11 @@ def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
         name = queue.pop(0)
         if name not in found:
             found[name] = read(name)
-            queue += [_beside(main, included) for included in _includes(found[name])]
+            queue += [
+                _beside(main, match["file"])
+                for _, _, line in _logical(found[name])
+                if (match := _INCLUDE.fullmatch(line))
+            ]
     return found
 
 
@@ -267,10 +271,6 @@ def _logical(text: str) -> list[tuple[int, int, str]]:
         found.append((begin, index + 1, joined + line))
         begin, joined = index + 1, ""
     return found
-
-
-def _includes(text: str) -> list[str]:
-    return [match["file"] for _, _, line in _logical(text) if (match := _INCLUDE.fullmatch(line))]
 
 
 def _beside(main: str, name: str) -> str:

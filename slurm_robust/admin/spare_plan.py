@@ -183,7 +183,14 @@ def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
             ("time to replace", days_text(made.replenish_days)),
             ("failures in it", f"{made.expected:.3g} on average; of one node with probability {made.p:.3g}"),
         ]
-        return Group(facts_table(facts), *section("what so many spares are enough for", _chances(made)))
+        table = Table(box=None, padding=(0, 2))
+        table.add_column("SPARES", justify="right")
+        table.add_column("ENOUGH IN", justify="right")
+        table.add_column("")
+        for chance in made.chances:
+            mark = f"the first above {100 * made.quantile:g} %" if chance.spares == made.at_once else ""
+            table.add_row(str(chance.spares), f"{100 * chance.share:.4f} %", Text(mark))
+        return Group(facts_table(facts), *section("what so many spares are enough for", table))
 
     return render
 
@@ -202,14 +209,3 @@ def _measured_facts(made: SparePlan) -> Sequence[tuple[str, str]]:
         ("measured", f"{found.rate:.3g} ({found.low:.3g} to {found.high:.3g}, 95 % confidence){used}"),
         ("which means", f"{few} to {many} spares" if few < many else f"{few} spares at both ends"),
     ]
-
-
-def _chances(made: SparePlan) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    table.add_column("SPARES", justify="right")
-    table.add_column("ENOUGH IN", justify="right")
-    table.add_column("")
-    for chance in made.chances:
-        mark = f"the first above {100 * made.quantile:g} %" if chance.spares == made.at_once else ""
-        table.add_row(str(chance.spares), f"{100 * chance.share:.4f} %", Text(mark))
-    return table

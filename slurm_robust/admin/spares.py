@@ -273,22 +273,19 @@ def create(
         raise
     made = find(slurm, request.name)
     if made and len(made.nodes) < (request.node_count or 0):
-        raise _given_back(slurm, made, request.node_count or 0)
+        count = request.node_count or 0
+        # Give it back: Slurm gives what is free if the whole partition is smaller than what is asked for.
+        now = "they are free again"
+        try:
+            slurm.delete_reservation(made.name)
+        except ReservationNotFound:
+            pass  # Another user was faster.
+        except ReservationInUse:
+            now = f"a job uses them already, so {made.name} stands"
+        raise TooFewNodes(f"Slurm had only {len(made.nodes)} nodes for {count} spares; {now}")
     nodes = fold(made.nodes) if made else "its nodes"
     print(one_line(f"{request.name} holds {nodes}; 'srobust spares status' shows their state"))
     return 0
-
-
-def _given_back(slurm: SlurmClient, made: Reservation, count: int) -> TooFewNodes:
-    """Give it back: Slurm gives what is free if the whole partition is smaller than what is asked for."""
-    now = "they are free again"
-    try:
-        slurm.delete_reservation(made.name)
-    except ReservationNotFound:
-        pass  # Another user was faster.
-    except ReservationInUse:
-        now = f"a job uses them already, so {made.name} stands"
-    return TooFewNodes(f"Slurm had only {len(made.nodes)} nodes for {count} spares; {now}")
 
 
 def _proposal(request: ReservationRequest, free: Sequence[str], strangers: str) -> str:
@@ -403,7 +400,16 @@ def remove(
         return 0
     jobs = [job for job in slurm.jobs() if job.reservation == name]
     if not apply:
-        print(_removal(made, jobs))
+        lines = [
+            one_line(shlex.join(commands.delete_reservation(made.name)), None),
+            "",
+            one_line(f"{_opened(made)}."),
+        ]
+        if running := _jobs_text(jobs, holding=True):
+            lines.append(f"Slurm refuses while they run: {running}. --force cancels them.")
+        if waiting := _jobs_text(jobs, holding=False):
+            lines.append(f"Slurm holds those that wait in it: {waiting}.")
+        print("\n".join([*lines, "", "Nothing was done; --apply does it."]))
         return 0
     if force:
         end_reservation(slurm, name, clock=clock, pause=pause)
@@ -423,19 +429,6 @@ def remove(
 
 def _opened(made: Reservation) -> str:
     return f"{fold(made.nodes)} {'is' if len(made.nodes) == 1 else 'are'} open to all jobs again"
-
-
-def _removal(made: Reservation, jobs: Sequence[SlurmJob]) -> str:
-    lines = [
-        one_line(shlex.join(commands.delete_reservation(made.name)), None),
-        "",
-        one_line(f"{_opened(made)}."),
-    ]
-    if running := _jobs_text(jobs, holding=True):
-        lines.append(f"Slurm refuses while they run: {running}. --force cancels them.")
-    if waiting := _jobs_text(jobs, holding=False):
-        lines.append(f"Slurm holds those that wait in it: {waiting}.")
-    return "\n".join([*lines, "", "Nothing was done; --apply does it."])
 
 
 def _jobs_text(jobs: Sequence[SlurmJob], *, holding: bool) -> str:

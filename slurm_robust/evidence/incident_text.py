@@ -286,12 +286,27 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.SymptomAdded():
             yield "also seen", f"{event.symptom.value}: {event.detail}"
         case ev.GenerationEnded():
-            yield "stopped", _end(event, report)
+            parts = [f"generation {event.generation}"]
+            if event.exits:
+                parts.append(f"{count(len(event.exits), 'rank')} failed")
+            if event.generation == report.generations[0] and report.root is not None:
+                # A rank that complains about a peer explains nothing: the one that failed first did not tell.
+                label = "heard first" if blames_peer(report.root.exit) else "root cause"
+                parts.append(f"{label}: {report.root.exit.describe()} on {report.root.node}")
+            if event.sealed_step >= 0:
+                parts.append(f"newest usable checkpoint: step {event.sealed_step}")
+            yield "stopped", "; ".join(parts)
         case ev.Decided():
             yield "verdict", _verdict(event)
             yield "done", actions_text(event)
         case ev.NodesTested():
-            yield "tests", _tests(event)
+            failed = f"failed: {fold(event.suspects)}" if event.suspects else "no node failed by itself"
+            nodes = {result.node for result in event.results}
+            left_out = "".join(f"; left out: {name} ({why})" for name, why in event.left_out.items())
+            yield (
+                "tests",
+                f"{count(len(nodes), 'node')} in {event.took_s:.1f} s; {failed}; {event.reason}{left_out}",
+            )
         case ev.QuickTested():
             yield "quick test", format_quick(event)
         case ev.Unanswered():
@@ -345,19 +360,6 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
             yield "note", f"{event.node}: {event.text}" if event.node else event.text
 
 
-def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
-    parts = [f"generation {event.generation}"]
-    if event.exits:
-        parts.append(f"{count(len(event.exits), 'rank')} failed")
-    if event.generation == report.generations[0] and report.root is not None:
-        # A rank that complains about a peer explains nothing: the rank that failed first did not tell.
-        label = "heard first" if blames_peer(report.root.exit) else "root cause"
-        parts.append(f"{label}: {report.root.exit.describe()} on {report.root.node}")
-    if event.sealed_step >= 0:
-        parts.append(f"newest usable checkpoint: step {event.sealed_step}")
-    return "; ".join(parts)
-
-
 def _verdict(event: ev.Decided) -> str:
     verdict = event.verdict
     if verdict is None:
@@ -373,13 +375,6 @@ def _verdict(event: ev.Decided) -> str:
     has_actions = event.reason.startswith(f"{verdict.reason}: ")
     reason = verdict.reason if has_actions else event.reason
     return f"{at_fault} ({_evidence(verdict)}): {reason}"
-
-
-def _tests(event: ev.NodesTested) -> str:
-    failed = f"failed: {fold(event.suspects)}" if event.suspects else "no node failed by itself"
-    nodes = {result.node for result in event.results}
-    left_out = "".join(f"; left out: {name} ({why})" for name, why in event.left_out.items())
-    return f"{count(len(nodes), 'node')} in {event.took_s:.1f} s; {failed}; {event.reason}{left_out}"
 
 
 def restored_text(launched: ev.GenerationLaunched) -> str:

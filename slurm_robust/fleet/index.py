@@ -266,32 +266,35 @@ class _Adding:
             job.c.job_id == entry.job_id,
             job.c.submitted == entry.submitted,
         )
-        packed = _pack(entry)
+        packed = zlib.compress(msgspec.msgpack.encode(entry), 6)
         known = connection.execute(sa.select(job.c.id, job.c.wall_s, job.c.entry).where(*key)).first()
         if known is not None and known.entry == packed:
             return "unchanged"
         if known is not None and known.wall_s > entry.wall_s:
             return "older"
-        values = {**_row(entry), "entry": packed}
+        values = {
+            **{one.name: getattr(entry, one.name) for one in job.c if one.name in JobEntry.__struct_fields__},
+            "user_name": entry.user,
+            "work_s": entry.work_s,
+            "last": max([entry.ended or 0.0, entry.started, *(one.end for one in entry.work)]),
+            "entry": packed,
+        }
         if known is None:
             added = sa.insert(job).values(values).returning(job.c.id)
             number = connection.execute(added).scalar_one()
         else:
             number = known.id
-            self._take_away(entry.cluster, number, known.entry)
+            # Take away what an older summary of the job has added.
+            for table in (schema.blame, schema.incident):
+                self._connection.execute(sa.delete(table).where(table.c.job == number))
+            old = _unpack(known.entry)
+            if old is not None:
+                self._learn_nodes((old,))
+                self._count(old, -1)
             connection.execute(sa.update(job).where(job.c.id == number).values(values))
         self._count(entry, 1)
         self._collect_incidents(number, entry)
         return "new" if known is None else "renewed"
-
-    def _take_away(self, cluster: str, number: int, packed: bytes) -> None:
-        """Take away what an older summary of the job has added."""
-        for table in (schema.blame, schema.incident):
-            self._connection.execute(sa.delete(table).where(table.c.job == number))
-        old = _unpack(packed)
-        if old is not None:
-            self._learn_nodes((old,))
-            self._count(old, -1)
 
     def _count(self, entry: JobEntry, sign: int) -> None:
         for (day, name), share in shares_of(entry).items():
@@ -343,7 +346,8 @@ class _Adding:
     def _add_up(self, table: sa.Table, changes: Mapping[tuple[int, Any], Sequence[float]]) -> None:
         """Add to the rows of a table of sums, whose first two columns are the key."""
         keys, sums = [column.name for column in table.c][:2], [column.name for column in table.c][2:]
-        insert = self._insert()(table)
+        is_postgresql = self._connection.dialect.name == "postgresql"
+        insert = (postgresql.insert if is_postgresql else sqlite.insert)(table)
         added = insert.on_conflict_do_update(
             index_elements=[table.c[name] for name in keys],
             set_={name: table.c[name] + insert.excluded[name] for name in sums},
@@ -391,19 +395,11 @@ class _Adding:
                     sa.update(node).where(node.c.id == row.id).values(type=place.type, rack=place.rack)
                 )
 
-    def _insert(self) -> Callable[[sa.Table], Any]:
-        is_postgresql = self._connection.dialect.name == "postgresql"
-        return postgresql.insert if is_postgresql else sqlite.insert
-
 
 # -- entries as they are kept -------------------------------------------------------------------------------
 
 _entries = msgspec.msgpack.Decoder(JobEntry)
 _MAX_UNPACKED = 2**26
-
-
-def _pack(entry: JobEntry) -> bytes:
-    return zlib.compress(msgspec.msgpack.encode(entry), 6)
 
 
 def _unpack(packed: bytes) -> JobEntry | None:
@@ -412,32 +408,6 @@ def _unpack(packed: bytes) -> JobEntry | None:
         return _entries.decode(zlib.decompressobj().decompress(packed, _MAX_UNPACKED))
     except (zlib.error, *UNREADABLE):
         return None
-
-
-def _row(entry: JobEntry) -> dict[str, Any]:
-    last = max([entry.ended or 0.0, entry.started, *(one.end for one in entry.work)])
-    return {
-        "cluster": entry.cluster,
-        "job_id": entry.job_id,
-        "submitted": entry.submitted,
-        "uid": entry.uid,
-        "user_name": entry.user,
-        "array_task": entry.array_task,
-        "training": entry.training,
-        "started": entry.started,
-        "last": last,
-        "ended": entry.ended,
-        "exit_code": entry.exit_code,
-        "wall_s": entry.wall_s,
-        "since_start_s": entry.since_start_s,
-        "effective_s": entry.effective_s,
-        "work_s": entry.work_s,
-        "nodes": entry.nodes,
-        "generations": entry.generations,
-        "write_s": entry.write_s,
-        "verified": entry.verified,
-        "left_out": entry.left_out,
-    }
 
 
 def _parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.fleet.answers import (
-    CauseRow,
     FleetIncidentRow,
     FleetReport,
     GroupRow,
@@ -95,7 +94,7 @@ def incidents_text(rows: Sequence[FleetIncidentRow], limit: int) -> RenderableTy
     for row in rows:
         table.add_row(
             date_and_time(row.t),
-            one_line(_job(row)),
+            one_line(f"{row.cluster + '/' if row.cluster else ''}{row.array_task or row.job_id}"),
             one_line(row.user),
             str(row.number),
             one_line(row.symptom),
@@ -125,10 +124,6 @@ def _cell(value: object) -> object:
         return "" if value is None else value
     text = one_line(value)
     return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def _job(row: FleetIncidentRow) -> str:
-    return f"{row.cluster + '/' if row.cluster else ''}{row.array_task or row.job_id}"
 
 
 # -- trainings ----------------------------------------------------------------------------------------------
@@ -191,20 +186,8 @@ def fleet_text(found: FleetReport) -> RenderableType:
         ("incidents", f"{totals.incidents:,}, which cost {totals.lost_node_hours:,.1f} node-hours"),
         ("recovery", f"{seconds(totals.recover_s)} s from the decision to the first new step, on average"),
     ]
-    return Group(
-        facts_table(facts),
-        *section("by cause", _causes(found.causes)),
-        *section("by type of node", _groups(found.types, "TYPE")),
-        *section("by rack", _groups(found.racks, "RACK")),
-        *section("nodes with most failures", nodes_table(found.worst)),
-        *(section("trainings with most work", _trainings(found.trainings)) if found.trainings else ()),
-        *_advice(found),
-    )
-
-
-def _causes(rows: Sequence[CauseRow]) -> Table:
     table = _table("CAUSE", "INCIDENTS", "LOST NODE-HOURS", "RECOVERY S", "PER NODE-DAY", "95 %")
-    for row in rows:
+    for row in found.causes:
         table.add_row(
             row.cause,
             str(row.incidents),
@@ -212,7 +195,15 @@ def _causes(rows: Sequence[CauseRow]) -> Table:
             seconds(row.recover_s),
             *rate_cells(row.per_node_day),
         )
-    return table
+    return Group(
+        facts_table(facts),
+        *section("by cause", table),
+        *section("by type of node", _groups(found.types, "TYPE")),
+        *section("by rack", _groups(found.racks, "RACK")),
+        *section("nodes with most failures", nodes_table(found.worst)),
+        *(section("trainings with most work", _trainings(found.trainings)) if found.trainings else ()),
+        *_advice(found),
+    )
 
 
 def _groups(rows: Sequence[GroupRow], title: str) -> Table:

@@ -59,7 +59,26 @@ class Narrator:
                     incident=event.incident,
                 )
             case ev.Decided():
-                yield self._decided(event)
+                number = event.incident
+                self._decisions[number] += 1
+                gives_up = any(isinstance(action, GiveUp) for action in event.actions)
+                verdict = event.verdict
+                named = [action.node for action in event.actions if isinstance(action, Evict)]
+                named += [node for a in event.actions if isinstance(a, Requeue) for node in a.exclude]
+                severity = Severity.INFO if finds_out_more(event.actions) else Severity.WARNING
+                if gives_up and event.carried_out:
+                    self._gave_up = True
+                    severity = Severity.CRITICAL
+                yield self._notice(
+                    event,
+                    f"decision/{number}/{self._decisions[number]}",
+                    NoticeKind.GIVE_UP if gives_up else NoticeKind.INCIDENT,
+                    f"incident {number}: {event.reason}",
+                    severity,
+                    nodes=verdict.suspects if verdict is not None and verdict.suspects else tuple(named),
+                    action=actions_text(event),
+                    incident=number,
+                )
             case ev.IncidentClosed():
                 took = f", {duration(event.recover_s)} after the verdict" if event.recover_s else ""
                 yield self._notice(
@@ -113,28 +132,6 @@ class Narrator:
                     f"the run is over, exit code {code}: {event.reason}",
                     Severity.INFO if wanted else Severity.CRITICAL,
                 )
-
-    def _decided(self, event: ev.Decided) -> Notice:
-        number = event.incident
-        self._decisions[number] += 1
-        gives_up = any(isinstance(action, GiveUp) for action in event.actions)
-        verdict = event.verdict
-        named = [action.node for action in event.actions if isinstance(action, Evict)]
-        named += [node for a in event.actions if isinstance(a, Requeue) for node in a.exclude]
-        severity = Severity.INFO if finds_out_more(event.actions) else Severity.WARNING
-        if gives_up and event.carried_out:
-            self._gave_up = True
-            severity = Severity.CRITICAL
-        return self._notice(
-            event,
-            f"decision/{number}/{self._decisions[number]}",
-            NoticeKind.GIVE_UP if gives_up else NoticeKind.INCIDENT,
-            f"incident {number}: {event.reason}",
-            severity,
-            nodes=verdict.suspects if verdict is not None and verdict.suspects else tuple(named),
-            action=actions_text(event),
-            incident=number,
-        )
 
     def _standbys(self, event: ev.AnyEvent) -> Iterator[Notice]:
         """Yield a notice if their number has changed and is, or was, less than the job asked for."""

@@ -101,15 +101,11 @@ def thinned(times: Sequence[float], columns: Sequence[Values], most: int) -> lis
         if low < high:
             kept |= {low, high - 1}
             for column in columns:
-                kept |= _extremes(column, low, high)
+                part = column[low:high]
+                known = [value for value in part if value is not None]
+                kept |= {low + part.index(min(known)), low + part.index(max(known))} if known else set()
         low = high
     return sorted(kept)
-
-
-def _extremes(column: Values, low: int, high: int) -> set[int]:
-    part = column[low:high]
-    known = [value for value in part if value is not None]
-    return {low + part.index(min(known)), low + part.index(max(known))} if known else set()
 
 
 def _step_times(

@@ -236,25 +236,19 @@ class RunEnd:
             size = self._journal.stat().st_size
             if size != self._size:
                 self._size = size
-                return self._says_so(size)
+                with self._journal.open("rb") as file:
+                    file.seek(max(0, size - _LAST_EVENT))
+                    last = file.read().splitlines()[-1:]
+                try:
+                    event = decode_event(last[0]) if last else None
+                    return isinstance(event, RunEnded) and event.final
+                except msgspec.DecodeError:
+                    return False  # it is being written
         except OSError:
             return False  # storage does not answer now
         if time.monotonic() - self._asked < ASK_SLURM_S:
             return False
         self._asked = time.monotonic()
-        return self._gone()
-
-    def _says_so(self, size: int) -> bool:
-        with self._journal.open("rb") as file:
-            file.seek(max(0, size - _LAST_EVENT))
-            last = file.read().splitlines()[-1:]
-        try:
-            event = decode_event(last[0]) if last else None
-            return isinstance(event, RunEnded) and event.final
-        except msgspec.DecodeError:
-            return False  # it is being written
-
-    def _gone(self) -> bool:
         try:
             return self._slurm.job(self._job_id).is_finished
         except JobNotFound:

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs.site_rules import check_log_rules
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import RunPlan, checkpoints_of, layout_of, save_plan
+from slurm_robust.config.plan import checkpoints_of, layout_of, save_plan
 from slurm_robust.controller import supervisor
 from slurm_robust.controller.takeover import watch
 from slurm_robust.diagnostics.command import Code, code_of_replay, render_replay
@@ -88,7 +88,16 @@ def run(
     with closing(Alone(os.path.realpath(whole.path if training else directory.path))) as alone:
         take = partial(_take, alone, what, directory, begun=bool(events))
         if not events:
-            chapter = _chapter(directory, allocation, run_id, cluster, submitted)
+            chapter = Chapter(
+                job_id=allocation.job_id,
+                run_id=run_id,
+                folder=directory.path.name,
+                t=time.time(),
+                cluster=cluster,
+                submitted=submitted,
+                array_task=array_task(os.environ),
+                node=os.environ.get("SLURMD_NODENAME", ""),
+            )
             here = _here(config, kind, command, directory, chapter, slurm, allocation)
             started = start(wish, here._replace(take=take))
             if started.finished:
@@ -108,7 +117,10 @@ def run(
         if job is not None:  # else Slurm does not answer now
             for text in slurm_times(slurm, config, allocation):
                 say(f"warning: {text}")
-        return _supervise(directory, plan, slurm)
+        if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
+            start_thread("job", partial(watch, slurm, plan))
+        notify = bool(plan.config.notify.channels)
+        return supervisor.supervise(directory.path, plan.run_id, notify=notify, start=plan.start)
 
 
 def _start_again(
@@ -141,14 +153,6 @@ def _take(alone: Alone, what: str, directory: JobDirectory, *, begun: bool) -> N
         preflight.check_unbegun(directory)
 
 
-def _supervise(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient) -> int:
-    """Run controllers until the job is over; its exit code."""
-    if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
-        start_thread("job", partial(watch, slurm, plan))
-    notify = bool(plan.config.notify.channels)
-    return supervisor.supervise(directory.path, plan.run_id, notify=notify, start=plan.start)
-
-
 def _here(
     config: JobConfig,
     kind: CommandKind,
@@ -171,22 +175,6 @@ def _here(
         requeued=allocation.restart_count > 0,
         asked=Applicant(slurm, chapter.cluster, chapter.job_id, f"training {training}"),
         fits=lambda slots: preflight.sizes(config, allocation, slots or None),
-    )
-
-
-def _chapter(
-    directory: JobDirectory, allocation: Allocation, run_id: str, cluster: str, submitted: float | None
-) -> Chapter:
-    """Return this job, as a training writes it down."""
-    return Chapter(
-        job_id=allocation.job_id,
-        run_id=run_id,
-        folder=directory.path.name,
-        t=time.time(),
-        cluster=cluster,
-        submitted=submitted,
-        array_task=array_task(os.environ),
-        node=os.environ.get("SLURMD_NODENAME", ""),
     )
 
 

@@ -130,7 +130,14 @@ def _take(wish: ContinueOptions, here: Here) -> Started:
         if training.path.exists():
             check_own_folder(training.path)
         claimed = training.claims()
-        _check_readable(training)
+        # The job that wrote what cannot be read may still run.
+        if (path := training.unreadable()) is not None:
+            raise PreflightError(
+                f"{path}, which says what job took training {training.name} last, cannot be read: storage "
+                "lost it, or another version of slurm_robust wrote it; nothing was changed",
+                fix=f"use that version; or see that no job of the training runs, and remove {path}",
+                code=ExitCode.JOURNAL,
+            )
         chapters = training.read()
         others = other_jobs(training, chapters, here)
         if others:
@@ -150,14 +157,26 @@ def _take(wish: ContinueOptions, here: Here) -> Started:
         if not _claim(training, number, chapters, here.chapter):
             continue  # another job was faster
         if others:
-            _check_still_free(training, number, others[-1], here)
+            # Slurm may have requeued the last job meanwhile: then the training is that job's. It looks for
+            # later chapters when it starts: if a claim and a start come at the same time, one sees the other.
+            last = others[-1]
+            try:
+                check_not_held(last, training.job(last), here.asked)
+            except BaseException:
+                training.claim(number).unlink()
+                raise
         if not (wish.fresh and others):
             break
         if (old := _move_aside(training, here)) is not None:
             say(f"training {wish.training} as it was is now {old}")
             others = []
             break
-    _write(training, here.chapter)
+    file = os.open(training.chapters, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, encoded(here.chapter))
+        os.fsync(file)
+    finally:
+        os.close(file)
     if source is None and (told is None or wish.fresh):
         jobs = f" after {count(len(others), 'job')} without a checkpoint" if others else ""
         say(f"training {wish.training} begins{jobs}; folder {training.path}")
@@ -167,32 +186,6 @@ def _take(wish: ContinueOptions, here: Here) -> Started:
         return Started(_renumbered(told, wish, here))
     assert source is not None  # for type checkers: what tells is a source
     return Started(_go_on(source, wish, here, before=told, chapter=len(others) + 1))
-
-
-def _check_readable(training: TrainingDirectory) -> None:
-    """Refuse what cannot be read: the job that wrote it may still run. Raises PreflightError."""
-    if (path := training.unreadable()) is not None:
-        raise PreflightError(
-            f"{path}, which says what job took training {training.name} last, cannot be read: storage lost "
-            "it, or another version of slurm_robust wrote it; nothing was changed",
-            fix=f"use that version; or see that no job of the training runs, and remove {path}",
-            code=ExitCode.JOURNAL,
-        )
-
-
-def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, here: Here) -> None:
-    """Give the training back if Slurm has requeued ``last`` meanwhile, its job before.
-
-    Raises :class:`PreflightError`.
-
-    The other job looks for later chapters when it starts, so if a claim and a start come at the same time, at
-    least one sees the other.
-    """
-    try:
-        check_not_held(last, training.job(last), here.asked)
-    except BaseException:
-        training.claim(number).unlink()
-        raise
 
 
 def _finished(told: StartingPoint, wish: ContinueOptions, here: Here) -> str:
@@ -308,15 +301,6 @@ def _claim(training: TrainingDirectory, number: int, before: Sequence[Chapter], 
         return True
     training.claim(number).unlink()  # a user has moved the training aside meanwhile
     return False
-
-
-def _write(training: TrainingDirectory, chapter: Chapter) -> None:
-    file = os.open(training.chapters, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(file, encoded(chapter))
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _move_aside(training: TrainingDirectory, here: Here) -> Path | None:

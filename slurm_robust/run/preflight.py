@@ -294,15 +294,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
             fix="submit one job with nodes of one kind, without '#SBATCH hetjob' and ':' between options",
             code=ExitCode.ALLOCATION,
         )
-    _check_srun(environ)
-    return allocation
-
-
-_SPECIAL_STEPS = 0xFFFF_FFF0  # from here on Slurm's own numbers: of batch scripts, of salloc's shell
-
-
-def _check_srun(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several tasks of a step: each would be a controller of the same job."""
+    # Each of several tasks of a step would be a controller of the same job.
     step, tasks = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_STEP_NUM_TASKS", "")
     if step.isdecimal() and int(step) < _SPECIAL_STEPS and tasks.isdecimal() and int(tasks) > 1:
         raise PreflightError(
@@ -312,6 +304,10 @@ def _check_srun(environ: Mapping[str, str]) -> None:
             "--nproc-per-node, else sbatch --ntasks-per-node",
             code=ExitCode.USAGE,
         )
+    return allocation
+
+
+_SPECIAL_STEPS = 0xFFFF_FFF0  # from here on Slurm's own numbers: of batch scripts, of salloc's shell
 
 
 _SLURM_COMMANDS = ("scontrol", "srun")  # those without which no job runs; the others come with them

@@ -133,7 +133,11 @@ def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> S
         return _of_training(named, here, of)
     if TrainingDirectory(path).chapters.exists():
         return _of_training(TrainingDirectory(path), here, of)
-    if path.is_dir() and not JobDirectory(path).journal.exists() and _has_checkpoints(path):
+    if (
+        path.is_dir()
+        and not JobDirectory(path).journal.exists()
+        and any(name.startswith("gen-") for name in names_in(path))
+    ):
         return of_folder(path)
     try:
         directory = find(text, str(here.root))
@@ -177,10 +181,6 @@ def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory 
             code=ExitCode.NO_INPUT,
         )
     return found
-
-
-def _has_checkpoints(path: Path) -> bool:
-    return any(name.startswith("gen-") for name in names_in(path))
 
 
 def of_folder(path: Path, job_id: int = 0) -> StartingPoint:

@@ -105,7 +105,17 @@ class FakeCluster:
         self.qos: tuple[Terms, ...] = (Terms(name="normal"),)
         self.settings: dict[str, str] = {}  # of slurm.conf, beside the usual ones
         self.lock = threading.RLock()
-        self.nodes = {name: _new_node(name, gpus, cpus) for name in nodes}
+        self.nodes = {
+            name: SlurmNode(
+                name=name,
+                address=name,
+                states=frozenset({"IDLE"}),
+                cpus=cpus,
+                gres=(Gres(name="gpu", type="h200", count=gpus),) if gpus else (),
+                partitions=("main",),
+            )
+            for name in nodes
+        }
         self.jobs: dict[int, SlurmJob] = {}
         self.most_nodes: dict[int, int] = {}
         self.requests: dict[int, SubmitRequest] = {}
@@ -436,14 +446,3 @@ class FakeCluster:
         for step in self.launched:
             if step.step.job_id == job_id:
                 step.end(143)
-
-
-def _new_node(name: str, gpus: int, cpus: int) -> SlurmNode:
-    return SlurmNode(
-        name=name,
-        address=name,
-        states=frozenset({"IDLE"}),
-        cpus=cpus,
-        gres=(Gres(name="gpu", type="h200", count=gpus),) if gpus else (),
-        partitions=("main",),
-    )

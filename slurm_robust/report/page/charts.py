@@ -64,41 +64,37 @@ def chart_data(report: JobReport) -> dict[str, object]:
 
 def chart_views(report: JobReport) -> list[dict[str, object]]:
     """Return the charts in their order, each with what it says in words and its table."""
-    return [_timeline(report), _ettr(report), *_curves(report)]
-
-
-def _timeline(report: JobReport) -> dict[str, object]:
     rows = len(report.nodes)
     more = f", {MAX_ROWS} of {rows} rows" if rows > MAX_ROWS else ""
-    return {
-        "id": "timeline",
-        "title": "Timeline of the nodes",
-        "about": f"Nodes that did the same are one row{more}; the table of nodes below has all of them.",
-        "says": f"{len(report.generations)} generations, {len(report.incidents)} incidents, "
-        f"{sum(line.count for line in report.nodes)} nodes.",
-        "columns": (),
-        "rows": (),
-    }
-
-
-def _ettr(report: JobReport) -> dict[str, object]:
     found = report.ettr
     places = _some(len(found.t))
     says = "Training has not begun."
     if found.t:
         says = f"{found.since_start[-1]:.2%} since the start, {found.last_hour[-1]:.2%} in the last hour."
-    return {
-        "id": "ettr",
-        "title": "ETTR",
-        "about": "The share of time in which steps were done for the first time: since the job's first "
-        "start, and in the hour before.",
-        "says": says,
-        "columns": ("time", "since the start", "last hour"),
-        "rows": [
-            (date_and_time(found.t[p]), f"{found.since_start[p]:.2%}", f"{found.last_hour[p]:.2%}")
-            for p in places
-        ],
-    }
+    return [
+        {
+            "id": "timeline",
+            "title": "Timeline of the nodes",
+            "about": f"Nodes that did the same are one row{more}; the table of nodes below has all of them.",
+            "says": f"{len(report.generations)} generations, {len(report.incidents)} incidents, "
+            f"{sum(line.count for line in report.nodes)} nodes.",
+            "columns": (),
+            "rows": (),
+        },
+        {
+            "id": "ettr",
+            "title": "ETTR",
+            "about": "The share of time in which steps were done for the first time: since the job's first "
+            "start, and in the hour before.",
+            "says": says,
+            "columns": ("time", "since the start", "last hour"),
+            "rows": [
+                (date_and_time(found.t[p]), f"{found.since_start[p]:.2%}", f"{found.last_hour[p]:.2%}")
+                for p in places
+            ],
+        },
+        *_curves(report),
+    ]
 
 
 def _curves(report: JobReport) -> list[dict[str, object]]:

@@ -412,7 +412,7 @@ class Sim:
         if checkpoint.memory:
             for rank in ranks.values():
                 self.nodes[rank.node].keep(rank.rank, Tier.MEMORY, ref)
-            if step % self._stride() == 0:
+            if step % (self.controller.core.state.world.stride if self.controller is not None else 1) == 0:
                 self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, dict(ranks), ref))
         for name in {rank.node: None for rank in ranks.values()}:
             for agent in list(self.nodes[name].agents.values()):
@@ -423,9 +423,6 @@ class Sim:
         """End the ranks, since training is done."""
         for rank in ranks.values():
             self.env.after((0.1, 1.0), partial(self.nodes[rank.node].end_worker, rank, code=0))
-
-    def _stride(self) -> int:
-        return self.controller.core.state.world.stride if self.controller is not None else 1
 
     def _copy_to_peers(self, ranks: Mapping[int, Rank], ref: CheckpointId) -> None:
         for rank in ranks.values():
