@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurm_robust.analysis.logs import command
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, UsageError, add_command
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_files
 
 
 def register(commands: Commands) -> None:
@@ -26,14 +26,8 @@ def register(commands: Commands) -> None:
         default="program",
         help="what wrote the logs",
     )
-    parser.add_argument(
-        "--rules",
-        metavar="FILE",
-        action="append",
-        default=[],
-        type=Path,
-        help="the site's rules, a YAML file or a folder; they override the built-in ones; may be repeated",
-    )
+    text = "the site's rules, a YAML file or a folder; they override the built-in ones"
+    add_files(parser, "--rules", text)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--jsonl", metavar="IN", help="classify each record of a file of JSON lines instead")
     parser.add_argument("--out", metavar="OUT", type=Path, help="file for the answers to --jsonl")

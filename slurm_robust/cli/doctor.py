@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import (
-    Commands,
-    Parser,
-    UsageError,
-    add_command,
-    whole_number,
-)
+from slurm_robust.cli.parsing import Commands, Parser, UsageError, add_command, whole_number
 from slurm_robust.cli.settings import add_config_options, settings_of
 from slurm_robust.cli.training_command import add_run, checked
 from slurm_robust.cli.words import parse, split_command, width

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_robust.admin import fleet
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, add_command, add_group, number
+from slurm_robust.cli.parsing import Commands, add_command, add_group, add_node_config, number
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.fleet.opening import index_url
@@ -43,7 +43,7 @@ def register_admin(commands: Commands) -> None:
     add_index(parser)
 
 
-def add_index(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
+def add_index(parser: argparse.ArgumentParser) -> None:
     """Add ``--index`` and the nodes' configuration, which names the index otherwise."""
     parser.add_argument(
         "--index",
@@ -51,8 +51,7 @@ def add_index(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
         help="the fleet index: path of a SQLite file, or postgresql://user@host/database (default: "
         "SROBUST_FLEET_INDEX, then fleet.index of the nodes' configuration)",
     )
-    if config:
-        parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
+    add_node_config(parser)
 
 
 def add_since(parser: argparse.ArgumentParser, default: str) -> None:

@@ -6,12 +6,7 @@ import argparse
 from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import (
-    Commands,
-    UsageError,
-    add_command,
-    whole_number,
-)
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, whole_number
 from slurm_robust.report import incident_view
 
 

@@ -6,14 +6,7 @@ import argparse
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.fleet import add_index, add_since, index_of
-from slurm_robust.cli.parsing import (
-    Commands,
-    UsageError,
-    add_command,
-    add_job,
-    hostlist,
-    whole_number,
-)
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job, hostlist, whole_number
 from slurm_robust.fleet.view import IncidentQuestion, show_incidents
 from slurm_robust.report import incident_view
 
@@ -59,23 +52,19 @@ def _incidents(args: argparse.Namespace) -> int:
             fix="write srobust incidents JOB, or srobust incidents --all",
         )
     if args.all:
-        return _incidents_of_all(args)
+        if args.json and args.csv:
+            raise UsageError("--json and --csv exclude each other", fix="give one of them")
+        asked = IncidentQuestion(
+            since=args.since,
+            nodes=args.node,
+            cause=args.cause,
+            user=args.user,
+            training=args.training,
+            limit=min(args.limit, args.last or args.limit),
+        )
+        return show_incidents(index_of(args)[0], asked, json=args.json, as_csv=args.csv)
     if given := [
         name for name in ("node", "cause", "user", "training", "csv", "index") if getattr(args, name)
     ]:
         raise UsageError(f"--{given[0]} is for the incidents of all jobs", fix="give --all in place of JOB")
     return incident_view.show_all(args.job, json=args.json, last=args.last, job_dir=args.job_dir)
-
-
-def _incidents_of_all(args: argparse.Namespace) -> int:
-    if args.json and args.csv:
-        raise UsageError("--json and --csv exclude each other", fix="give one of them")
-    asked = IncidentQuestion(
-        since=args.since,
-        nodes=args.node,
-        cause=args.cause,
-        user=args.user,
-        training=args.training,
-        limit=min(args.limit, args.last or args.limit),
-    )
-    return show_incidents(index_of(args)[0], asked, json=args.json, as_csv=args.csv)

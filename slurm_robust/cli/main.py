@@ -85,13 +85,9 @@ def visible_only() -> Iterator[None]:
         yield
 
 
+@visible_only()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    with visible_only():
-        return _main(argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         args = parse(make_parser(next((word for word in words if not word.startswith("-")), "")), words)
@@ -99,7 +95,10 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except SrobustError as error:
-        return _report(error)
+        if os.environ.get("SROBUST_DEBUG") == "1":
+            traceback.print_exc()
+        print(f"srobust: error: {message(error.in_full())}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         print("srobust: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -128,10 +127,3 @@ def _internal(error: Exception) -> int:
     traceback.print_exc()
     print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
     return ExitCode.INTERNAL
-
-
-def _report(error: SrobustError) -> int:
-    if os.environ.get("SROBUST_DEBUG") == "1":
-        traceback.print_exc()
-    print(f"srobust: error: {message(error.in_full())}", file=sys.stderr)
-    return error.exit_code

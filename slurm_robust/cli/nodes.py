@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from slurm_robust.admin import history, node_table
 from slurm_robust.cli import fleet
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, add_command, add_nodes, number
+from slurm_robust.cli.parsing import Commands, add_command, add_files, add_nodes, number
 
 
 def register(commands: Commands) -> None:
@@ -21,14 +20,7 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--days", type=number(above=True), default=28.0, help="days to look back (default: %(default)g)"
     )
-    parser.add_argument(
-        "--log",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="event log of a node instead of this one's; may be repeated",
-    )
+    add_files(parser, "--log", "event log of a node instead of this one's")
     fleet.add_index(parser)
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, UsageError, add_command
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job
 from slurm_robust.cli.settings import add_config_options, settings_of
 from slurm_robust.config.jobfile import collect
 from slurm_robust.notify import main
@@ -23,9 +23,7 @@ def register(commands: Commands) -> None:
         epilog="Exit codes of --test: 0 all messages were sent, 1 a channel failed.",
         json=True,
     )
-    text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
-    parser.add_argument("job", metavar="JOB", nargs="?", help=text)
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+    add_job(parser, optional=True)
     parser.add_argument(
         "--test", action="store_true", help="send a test message through every channel, and report each"
     )

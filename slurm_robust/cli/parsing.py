@@ -125,12 +125,24 @@ def add_job(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Add the argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
     parser.add_argument("job", metavar="JOB", help=text, nargs="?" if optional else None)
+    add_job_dir(parser)
+
+
+def add_job_dir(parser: argparse.ArgumentParser) -> None:
+    """Add ``--job-dir``."""
     parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
 
 
 def add_node_config(parser: argparse.ArgumentParser) -> None:
     """Add ``--config``, the nodes' configuration."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
+
+
+def add_files(parser: argparse.ArgumentParser, option: str, text: str) -> None:
+    """Add an option that takes a file and may be repeated."""
+    parser.add_argument(
+        option, metavar="FILE", type=Path, action="append", default=[], help=f"{text}; may be repeated"
+    )
 
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:

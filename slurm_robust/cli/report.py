@@ -6,11 +6,7 @@ import argparse
 from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import (
-    Commands,
-    UsageError,
-    add_command,
-)
+from slurm_robust.cli.parsing import Commands, UsageError, add_command
 from slurm_robust.report import job_main, job_text
 
 

@@ -15,6 +15,7 @@ from slurm_robust.cli.parsing import (
     Commands,
     UsageError,
     add_command,
+    add_files,
     add_group,
     hostlist,
     number,
@@ -52,14 +53,7 @@ def _register_plan(commands: Commands) -> None:
         help="number of nodes, a partition or a hostlist to plan for (default: all nodes)",
     )
     _add_wanted(parser)
-    parser.add_argument(
-        "--log",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="event log of a node, which has what jobs suspected; may be repeated",
-    )
+    add_files(parser, "--log", "event log of a node, which has what jobs suspected")
     parser.add_argument(
         "--rate-from",
         choices=("index", "slurmdbd"),

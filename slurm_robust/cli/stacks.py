@@ -6,11 +6,7 @@ import argparse
 from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import (
-    Commands,
-    add_command,
-    whole_number,
-)
+from slurm_robust.cli.parsing import Commands, add_command, whole_number
 from slurm_robust.diagnostics import live
 
 

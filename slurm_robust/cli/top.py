@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import (
-    Commands,
-    add_command,
-)
+from slurm_robust.cli.parsing import Commands, add_command, add_job_dir
 from slurm_robust.report.top import command
 
 
@@ -28,7 +25,7 @@ def register(commands: Commands) -> None:
         nargs="*",
         help="as for 'srobust status'; several make a list (default: all jobs of --job-dir)",
     )
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+    add_job_dir(parser)
 
 
 def _top(args: argparse.Namespace) -> int:

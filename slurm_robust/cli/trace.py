@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import (
-    Commands,
-    add_command,
-)
+from slurm_robust.cli.parsing import Commands, add_command
 from slurm_robust.report import trace
 
 

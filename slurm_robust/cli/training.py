@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, add_command
+from slurm_robust.cli.parsing import Commands, add_command, add_job_dir
 from slurm_robust.report import training_view
 
 
@@ -23,7 +23,7 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="of a training, its folder, or one of its jobs (default: all)"
     )
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+    add_job_dir(parser)
 
 
 def _training(args: argparse.Namespace) -> int:
