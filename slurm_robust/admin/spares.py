@@ -400,16 +400,7 @@ def remove(
         return 0
     jobs = [job for job in slurm.jobs() if job.reservation == name]
     if not apply:
-        lines = [
-            one_line(shlex.join(commands.delete_reservation(made.name)), None),
-            "",
-            one_line(f"{_opened(made)}."),
-        ]
-        if running := _jobs_text(jobs, holding=True):
-            lines.append(f"Slurm refuses while they run: {running}. --force cancels them.")
-        if waiting := _jobs_text(jobs, holding=False):
-            lines.append(f"Slurm holds those that wait in it: {waiting}.")
-        print("\n".join([*lines, "", "Nothing was done; --apply does it."]))
+        print(_removal(made, jobs))
         return 0
     if force:
         end_reservation(slurm, name, clock=clock, pause=pause)
@@ -429,6 +420,19 @@ def remove(
 
 def _opened(made: Reservation) -> str:
     return f"{fold(made.nodes)} {'is' if len(made.nodes) == 1 else 'are'} open to all jobs again"
+
+
+def _removal(made: Reservation, jobs: Sequence[SlurmJob]) -> str:
+    lines = [
+        one_line(shlex.join(commands.delete_reservation(made.name)), None),
+        "",
+        one_line(f"{_opened(made)}."),
+    ]
+    if running := _jobs_text(jobs, holding=True):
+        lines.append(f"Slurm refuses while they run: {running}. --force cancels them.")
+    if waiting := _jobs_text(jobs, holding=False):
+        lines.append(f"Slurm holds those that wait in it: {waiting}.")
+    return "\n".join([*lines, "", "Nothing was done; --apply does it."])
 
 
 def _jobs_text(jobs: Sequence[SlurmJob], *, holding: bool) -> str:

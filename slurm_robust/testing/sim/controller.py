@@ -141,7 +141,20 @@ class SimController:
         env.mailboxes[self.epoch] = host, self._receive
         wall = self.now().wall
         if not journal:
-            journal.append(_run_started(plan, wall))
+            journal.append(
+                ev.RunStarted(
+                    t=wall,
+                    run_id=plan.run_id,
+                    job_id=plan.job_id,
+                    kind=plan.kind.value,
+                    command=plan.command,
+                    cwd=plan.cwd,
+                    slots=plan.slots,
+                    spares=plan.spares,
+                    nproc_per_node=plan.nproc_per_node,
+                    version="simulated",
+                )
+            )
         if fold(journal).own_node != taken_from:
             taken_from = why = ""
         journal.append(
@@ -516,18 +529,3 @@ class SimController:
                 if lender == job:
                     self.nodes[node].end_agents()
         return ""
-
-
-def _run_started(plan: RunPlan, wall: float) -> ev.RunStarted:
-    return ev.RunStarted(
-        t=wall,
-        run_id=plan.run_id,
-        job_id=plan.job_id,
-        kind=plan.kind.value,
-        command=plan.command,
-        cwd=plan.cwd,
-        slots=plan.slots,
-        spares=plan.spares,
-        nproc_per_node=plan.nproc_per_node,
-        version="simulated",
-    )
