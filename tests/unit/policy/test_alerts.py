@@ -74,10 +74,6 @@ def judged(alerts: dict[str, list[Alert]], leaves: dict[str, str] | None = None,
     return judge(alerts, leaves or {}, CONFIG, nodes=nodes)
 
 
-def test_without_alerts_nothing_follows() -> None:
-    assert judged({"n1": []}) == NOBODY
-
-
 def test_a_lost_gpu_evicts_its_node_at_once() -> None:
     assert judged({"n1": [lost_gpu(0.0)], "n2": []}) == Judged(
         evict={"n1": "gpu3 lost, fell off the bus (gpu.lost)"}

@@ -39,16 +39,6 @@ def test_without_a_standby_nodes_are_asked_for_and_nothing_else_is_done() -> Non
     assert apply(decision, STATE).world.attempts == (), "the decision that follows is the attempt"
 
 
-def test_a_standby_in_the_allocation_comes_first() -> None:
-    decision = decide(changed(STATE, spares=("n3",)), LOST, 0.0, RULES)
-    assert inc.Replace(node="n2", standby="n3") in decision.actions
-
-
-def test_the_node_that_was_lent_takes_the_slot() -> None:
-    decision = decide(lending(STATE, "n5"), structs.replace(LOST, not_lent=()), 0.0, RULES)
-    assert decision.actions == (inc.Evict(node="n2"), inc.Replace(node="n2", standby="n5"), inc.Restart())
-
-
 def test_only_what_standbys_do_not_cover_is_asked_for() -> None:
     both = structs.replace(LOST, lost=("n1", "n2"), alive=())
     state = changed(STATE, slots=("n1", "n2", "n4"), spares=("n3",))

@@ -86,11 +86,6 @@ def test_everything_else_is_a_fault(case: str) -> None:
     assert judge(ended(exit, well=()), known, WORLD) == LastExits(is_done=False)
 
 
-def test_two_failures_of_which_one_is_a_fault_are_one() -> None:
-    found = judge(ended(aborted(2), WorkerExit(rank=1, code=1, error=BUG)), records(r2=RETURNED), WORLD)
-    assert found == LastExits(is_done=False)
-
-
 def test_the_others_are_waited_for_as_long_as_they_may_end() -> None:
     """In the middle of a training nobody has ended: an abort is a fault at once."""
     assert not judge(ended(aborted(2), well=()), records(), WORLD).waits

@@ -56,29 +56,6 @@ def near(rank: int, tier: Tier) -> RestoreSource:
     return RestoreSource(rank=rank, tier=tier)
 
 
-def test_own_memory_first() -> None:
-    reach = held(
-        n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[copy(1), copy(0, tier=Tier.PEER), copy(1, tier=Tier.LOCAL)]
-    )
-    plan = there(choose({1: 5}, reach, STORED, TWO))
-    assert plan.sources == {"n1": (near(0, Tier.MEMORY),), "n2": (near(1, Tier.MEMORY),)}
-    assert plan.tiers == {"memory": 2}
-
-
-def test_a_new_node_fetches_from_the_peer() -> None:
-    reach = held(n1=[copy(0), copy(1, tier=Tier.PEER)], n3=[])
-    plan = there(choose({1: 5}, reach, STORED, Placement(slots=("n1", "n3"), nproc_per_node=1)))
-    assert plan.sources["n3"] == (far(1, Tier.PEER, "n1"),)
-    assert plan.tiers == {"memory": 1, "peer": 1}
-
-
-def test_a_peer_copy_on_the_very_node_is_own_memory() -> None:
-    """The peer itself moved into the slot of the lost node."""
-    placement = Placement(slots=("n2", "n1"), nproc_per_node=1)
-    plan = there(choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), {}, placement))
-    assert plan.sources == {"n2": (far(0, Tier.MEMORY, "n1"),), "n1": (near(1, Tier.PEER),)}
-
-
 def test_the_local_disk_comes_after_all_memory() -> None:
     disk = copy(1, tier=Tier.LOCAL)
     plan = there(choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), {}, TWO))

@@ -27,16 +27,6 @@ from slurm_robust.policy.spares import (
 )
 
 PAPER = FailureRate(per_day=PAPER_RATE, source="paper", why="")
-NODES = (8, 16, 32, 64, 128, 256, 512, 1024, 1200)
-# P99 of simultaneous failures by the probability that a node fails, for each of NODES.
-P99 = {
-    0.0005: (0, 0, 1, 1, 1, 1, 2, 3, 3),
-    0.0012: (0, 1, 1, 1, 2, 2, 3, 4, 5),
-    0.002: (1, 1, 1, 1, 2, 3, 4, 6, 7),
-    0.005: (1, 1, 2, 2, 3, 4, 7, 11, 12),
-    0.01: (1, 2, 2, 3, 4, 7, 11, 18, 21),
-}
-
 probabilities = st.floats(0.0, 1.0)
 quantiles = st.floats(0.001, 0.999999)
 counts = st.integers(1, 100_000)
@@ -47,14 +37,6 @@ counts = st.integers(1, 100_000)
 def test_the_paper_s_table(nodes: int, spares: int, per_day: float) -> None:
     rate = FailureRate(per_day=per_day, source="given", why="")
     assert plan(nodes, rate).spares == spares
-
-
-@pytest.mark.parametrize(
-    ("nodes", "p", "expected"),
-    [(nodes, p, spares) for p, row in P99.items() for nodes, spares in zip(NODES, row, strict=True)],
-)
-def test_the_p99_of_simultaneous_failures_is_that_of_the_table(nodes: int, p: float, expected: int) -> None:
-    assert at_once(nodes, p, 0.99) == expected
 
 
 def exact(nodes: int, p: float) -> list[Fraction]:

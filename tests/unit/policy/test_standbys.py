@@ -22,10 +22,6 @@ def at(node: str, stage: StandbyStage, reason: str = "") -> ev.StandbyChanged:
     return ev.StandbyChanged(t=2.0, node=node, stage=stage, reason=reason)
 
 
-def test_without_rehearsals_the_order_is_that_of_the_allocation() -> None:
-    assert fit_spares(state()) == ("n2", "n3", "n4")
-
-
 def test_rehearsed_standbys_come_first_and_failed_ones_last() -> None:
     known = (at("n2", FAILED, "SIGSEGV"), at("n3", LOADED), at("n4", REHEARSED))
     assert fit_spares(state(*known)) == ("n4", "n3", "n2")

@@ -233,25 +233,6 @@ def test_own_faults_blame_nobody_else(message: str) -> None:
     )
 
 
-def test_the_killed_rank_is_the_root_even_if_seen_later() -> None:
-    killed = NodeExit(node="n2", exit=WorkerExit(rank=2, signal=9, age_s=0.01))
-    victim = NodeExit(
-        node="n1",
-        exit=WorkerExit(rank=0, code=1, age_s=0.5, error=WorkerError(type="RuntimeError", message=PEER[0])),
-    )
-    assert root_exit([victim, killed]) == killed
-
-
-def test_among_equals_the_earliest_is_the_root() -> None:
-    early = NodeExit(node="n1", exit=WorkerExit(rank=5, signal=11, age_s=2.0))
-    late = NodeExit(node="n2", exit=WorkerExit(rank=1, signal=11, age_s=1.0))
-    assert root_exit([late, early]) == early
-
-
-def test_ranks_that_ended_well_are_no_failure() -> None:
-    assert root_exit([NodeExit(node="n1", exit=WorkerExit(rank=0, code=0))]) is None
-
-
 def complaint(rank: int, *named: int, age_s: float = 1.0) -> NodeExit:
     gone = "".join(f", rank {other} is unreachable" for other in named)
     return exit_of(rank, age_s=age_s, message=f"{CLOSED}{gone}")
