@@ -28,12 +28,11 @@ from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     EndAgent,
+    EndWorker,
     EpochSeen,
     Instruction,
-    Kill,
     SendHeartbeat,
     Stimulus,
-    Terminate,
 )
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.progress import Traffic
@@ -141,7 +140,7 @@ class Node:
                 self._launch, self._launched, self._announced = launch, time.monotonic(), False
                 for rank in launch.ranks:
                     self._take(Spawned(generation=launch.generation, rank=rank, pid=1000 + rank))
-            case Terminate(pid=pid) | Kill(pid=pid):
+            case EndWorker(pid=pid):
                 self._exit(pid - 1000, 15)
             case Inject(rank=rank, signal=number):
                 self.failed_at = time.monotonic()

@@ -33,11 +33,11 @@ from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     EndAgent,
     EndRehearsal,
+    EndWorker,
     EpochSeen,
     ForgetRecords,
     GpusReported,
     Instruction,
-    Kill,
     ReadTail,
     RenewPort,
     SendHeartbeat,
@@ -46,7 +46,6 @@ from slurm_robust.agent.stimuli import (
     SweepGroups,
     TailRead,
     TermCame,
-    Terminate,
     Ticked,
     WatchGpus,
 )
@@ -418,11 +417,11 @@ class Agent:
                 self._start_launcher()
             case Launch():
                 self._spawn(instruction)
-            case Terminate(pid=pid):
+            case EndWorker(pid=pid, kill=True):
+                self._launcher.kill(pid)
+            case EndWorker(pid=pid):
                 self._launcher.terminate(pid)
                 self._gpus.prepare()
-            case Kill(pid=pid):
-                self._launcher.kill(pid)
             case Inject(rank=rank, signal=number):
                 self._launcher.inject(self._state.workers.living_pids[rank], number)
             case WatchGpus(workers=workers):

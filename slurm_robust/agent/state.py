@@ -16,11 +16,11 @@ from slurm_robust.agent.launcher import Gone, LoadOver
 from slurm_robust.agent.stimuli import (
     EndAgent,
     EndRehearsal,
+    EndWorker,
     EpochSeen,
     ForgetRecords,
     GpusReported,
     Instruction,
-    Kill,
     ReadTail,
     RehearsalOver,
     RenewPort,
@@ -30,7 +30,6 @@ from slurm_robust.agent.stimuli import (
     SweepGroups,
     TailRead,
     TermCame,
-    Terminate,
     Ticked,
     WatchGpus,
 )
@@ -347,7 +346,7 @@ class AgentState:
             return []
         self.phase = Phase.STOPPING
         self._stop_began, self._kill_at = now, now + grace_s
-        done: list[Instruction] = [Terminate(pid=pid) for pid in self.workers.living_pids.values()]
+        done: list[Instruction] = [EndWorker(pid=pid) for pid in self.workers.living_pids.values()]
         if grace_s <= 0:
             done = self._kill_all(now)
         return [*done, SendHeartbeat()]
@@ -414,11 +413,10 @@ class AgentState:
     def _on_spawned(self, spawned: Spawned, now: float) -> list[Instruction]:
         worker = self.workers.get(spawned.rank)
         if worker is None or spawned.generation != self.generation:
-            return [Kill(pid=spawned.pid)]  # of no generation that is wanted
+            return [EndWorker(pid=spawned.pid, kill=True)]  # of no generation that is wanted
         worker.pid = spawned.pid
         if self.phase is Phase.STOPPING:
-            late = self._kill_at is None
-            return [Kill(pid=spawned.pid) if late else Terminate(pid=spawned.pid)]
+            return [EndWorker(pid=spawned.pid, kill=self._kill_at is None)]
         return self._if_all_started(now)
 
     def _on_spawn_failed(self, failed: SpawnFailed, now: float) -> list[Instruction]:
@@ -457,7 +455,7 @@ class AgentState:
                 worker.bury_unstarted(reason, now)
                 continue
             # The kernel kills the worker with its parent; what it started itself needs us.
-            done.append(Kill(pid=worker.pid))
+            done.append(EndWorker(pid=worker.pid, kill=True))
             worker.ended, worker.exit = now, WorkerExit(rank=worker.rank, signal=9)
         done.extend(self._if_all_ended(now))
         if self._ending or self.fatal:
@@ -509,7 +507,7 @@ class AgentState:
     def _kill_all(self, now: float) -> list[Instruction]:
         patience_s = min(self._kill_wait_s, LEAVING_S) if self._ending else self._kill_wait_s
         self._kill_at, self._killed_at, self._give_up_at = None, now, now + patience_s
-        return [Kill(pid=pid) for pid in self.workers.living_pids.values()]
+        return [EndWorker(pid=pid, kill=True) for pid in self.workers.living_pids.values()]
 
     # -- transitions that several stimuli lead to --------------------------------------------------
 

@@ -76,16 +76,11 @@ class StartLauncher(Record):
     """Start the launcher, which is not there."""
 
 
-class Terminate(Record):
-    """TERM to a worker's group."""
+class EndWorker(Record):
+    """TERM to a worker's group, or KILL."""
 
     pid: int
-
-
-class Kill(Record):
-    """KILL to a worker's group."""
-
-    pid: int
+    kill: bool = False
 
 
 class WatchGpus(Record):
@@ -141,8 +136,7 @@ Instruction: TypeAlias = (
     | Load
     | Inject
     | StartLauncher
-    | Terminate
-    | Kill
+    | EndWorker
     | WatchGpus
     | SweepGroups
     | ReadTail

@@ -200,8 +200,9 @@ class SimAgent:
         self._hands: dict[type[do.Instruction], Callable[[Any], None]] = {
             do.StartLauncher: self._start_launcher,
             msg.Launch: self._spawn,
-            do.Terminate: lambda order: self._signal(order.pid, signal.SIGTERM),
-            do.Kill: lambda order: self._signal(order.pid, signal.SIGKILL),
+            do.EndWorker: lambda order: self._signal(
+                order.pid, signal.SIGKILL if order.kill else signal.SIGTERM
+            ),
             msg.Inject: lambda order: self._signal(self.state.workers.living_pids[order.rank], order.signal),
             do.WatchGpus: lambda order: self._watch_gpus(),
             do.SweepGroups: lambda order: None,

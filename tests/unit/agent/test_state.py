@@ -7,11 +7,11 @@ from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentSt
 from slurm_robust.agent.stimuli import (
     EndAgent,
     EndRehearsal,
+    EndWorker,
     EpochSeen,
     ForgetRecords,
     GpusReported,
     Instruction,
-    Kill,
     ReadTail,
     RehearsalOver,
     RenewPort,
@@ -20,7 +20,6 @@ from slurm_robust.agent.stimuli import (
     SweepGroups,
     TailRead,
     TermCame,
-    Terminate,
     Ticked,
     WatchGpus,
 )
@@ -170,7 +169,7 @@ def test_a_launch_of_a_stopped_generation_is_refused() -> None:
 
 def test_a_newer_launch_kills_older_workers_first() -> None:
     m = running()
-    assert m.order(launch(2)) == [Kill(pid=100), Kill(pid=101), BEAT]
+    assert m.order(launch(2)) == [EndWorker(pid=100, kill=True), EndWorker(pid=101, kill=True), BEAT]
     assert (m.state.phase, m.state.generation) == (Phase.STOPPING, 1)
     m.exited(0, signal=9)
     done = m.exited(1, signal=9)
@@ -182,12 +181,12 @@ def test_a_newer_launch_kills_older_workers_first() -> None:
 
 def test_stop_asks_first_and_kills_when_the_grace_is_over() -> None:
     m = running()
-    assert m.order(stop(grace_s=3.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
+    assert m.order(stop(grace_s=3.0)) == [EndWorker(pid=100), EndWorker(pid=101), BEAT]
     assert m.state.phase is Phase.STOPPING
     assert m.state.deadline == m.now + 3.0
     m.now += 1.0
     assert m.exited(0, signal=15) == [BEAT]
-    assert m.tick(2.0) == [Kill(pid=101)]
+    assert m.tick(2.0) == [EndWorker(pid=101, kill=True)]
     m.now += 0.5
     assert m.exited(1, signal=9) == [SweepGroups(), BEAT]
     assert m.state.phase is Phase.ENDED
@@ -207,9 +206,9 @@ def test_a_stop_while_the_forks_are_on_their_way_reaches_them() -> None:
     m = Machine()
     m.order(launch())
     m.order(stop())
-    assert m.spawned(0) == [Terminate(pid=100)]
+    assert m.spawned(0) == [EndWorker(pid=100)]
     m.tick(3.0)
-    assert m.spawned(1) == [Kill(pid=101)]
+    assert m.spawned(1) == [EndWorker(pid=101, kill=True)]
 
 
 def test_a_stop_of_a_generation_that_never_was_here_is_done_at_once() -> None:
@@ -334,7 +333,7 @@ def test_a_zygote_that_dies_takes_its_workers_and_is_started_again() -> None:
     m.order(launch())
     m.spawned(0)
     done = m.say(Gone(reason="the zygote ended"))
-    assert done == [Kill(pid=100), StartLauncher(), BEAT]
+    assert done == [EndWorker(pid=100, kill=True), StartLauncher(), BEAT]
     assert m.state.phase is Phase.ENDED
     first, second = m.state.workers.exits(m.now)
     assert first.signal == 9
@@ -369,7 +368,7 @@ def test_what_cannot_be_prepared_is_not_tried_again() -> None:
 
 def test_shutdown_stops_the_workers_and_ends() -> None:
     m = running()
-    assert m.order(Shutdown(epoch=1, grace_s=2.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
+    assert m.order(Shutdown(epoch=1, grace_s=2.0)) == [EndWorker(pid=100), EndWorker(pid=101), BEAT]
     m.exited(0, signal=15)
     assert m.exited(1, signal=15) == [SweepGroups(), BEAT, EndAgent(), BEAT]
 
@@ -409,9 +408,9 @@ def test_shutdown_does_not_wait_for_the_unkillable() -> None:
 def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
     m = running()
     done = m.state.handle(TermCame(grace_s=10.0), m.now)
-    assert done == [Terminate(pid=100), Terminate(pid=101), BEAT, BEAT]
+    assert done == [EndWorker(pid=100), EndWorker(pid=101), BEAT, BEAT]
     assert m.state.termed
-    assert m.tick(10.0) == [Kill(pid=100), Kill(pid=101)]
+    assert m.tick(10.0) == [EndWorker(pid=100, kill=True), EndWorker(pid=101, kill=True)]
 
 
 def test_an_agent_that_slurm_tells_to_end_stays_as_long_as_it_is_needed() -> None:
