@@ -25,8 +25,8 @@ import sqlalchemy as sa
 from benchmarks import common
 from slurm_robust.fleet import queries
 from slurm_robust.fleet.accept import CAUSES, JobEntry, NodePlace
+from slurm_robust.fleet.answers import IncidentFilter
 from slurm_robust.fleet.index import FleetIndex
-from slurm_robust.fleet.queries import IncidentFilter
 from slurm_robust.model.jobsummary import IncidentSummary, NodeWork
 
 NODES, DAYS = 10_000, 365

@@ -36,8 +36,7 @@ def restore_rng(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"].clone())
     if "numpy" in state:
-        import numpy as np
-
+        np = _numpy()
         name, key, position, has_gauss, gauss = state["numpy"]
         np.random.set_state((name, np.asarray(key, dtype=np.uint32), position, has_gauss, gauss))
     cuda = state.get("cuda", [])
@@ -50,6 +49,13 @@ def restore_rng(state: dict[str, Any]) -> None:
             )
         for device, one in enumerate(cuda):
             torch.cuda.set_rng_state(one.clone(), device)
+
+
+def _numpy() -> Any:
+    """Return NumPy: only what used it before needs it."""
+    import numpy
+
+    return numpy
 
 
 def new_generators(
@@ -68,9 +74,7 @@ def new_generators(
         "torch": torch.Generator().manual_seed(seed).get_state(),
     }
     if "numpy" in first or "numpy" in sys.modules:
-        import numpy as np
-
-        name, key, position, has_gauss, gauss = np.random.RandomState(seed).get_state()
+        name, key, position, has_gauss, gauss = _numpy().random.RandomState(seed).get_state()
         state["numpy"] = (str(name), list(map(int, key)), int(position), int(has_gauss), float(gauss))
     if first.get("cuda"):
         # Seed and offset, as torch's CUDA generator gives them: one that was seeded has used nothing.

@@ -18,8 +18,8 @@ from slurm_robust.checkpoint.flush_order import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.generators import new_generators
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
+from slurm_robust.checkpoint.rank_tiers import rank_tiers
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.tiers import rank_tiers
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
 from slurm_robust.model.copies import SHARED
 from slurm_robust.model.record import UNREADABLE

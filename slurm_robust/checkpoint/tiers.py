@@ -11,20 +11,15 @@ docs/adding-a-tier.md says what a new one takes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model.copies import CheckpointId, Copy, Tier
-
-if TYPE_CHECKING:
-    from slurm_robust.checkpoint.state import Snapshot, Training
 
 Places = Mapping[Tier, str]
 """The place of each tier of a job: a folder, or whatever the tier's own class understands."""
@@ -72,28 +67,6 @@ class SharedTier(Protocol):
         """Remove old ones, as :meth:`.store.CheckpointStore.prune` says; returns them. Raises ``OSError``."""
 
 
-class RankTier(Protocol):
-    """One rank's view of a shared tier."""
-
-    def save(self, checkpoint: CheckpointId, snapshot: Snapshot) -> None:
-        """Publish this rank's part, durable on return; one that is there already stays as it is.
-
-        Raises :class:`~slurm_robust.checkpoint.errors.NotWritten`.
-        """
-
-    def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
-        """Return this rank's state, verified to its last byte.
-
-        Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
-        """
-
-    def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
-        """Return this rank's state from a checkpoint of other ranks: from the layout ``old`` into ``new``.
-
-        Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
-        """
-
-
 def kept_tiers(places: Places, run_id: str, key: bytes) -> tuple[KeptTier, ...]:
     """Return the node tiers beyond memory, nearest first. ``key``: of the seals of this job's copies."""
     found: list[KeptTier] = []
@@ -105,27 +78,6 @@ def kept_tiers(places: Places, run_id: str, key: bytes) -> tuple[KeptTier, ...]:
 def shared_tiers(places: Places, runs: Collection[str] = ()) -> dict[Tier, SharedTier]:
     """Return the shared tiers, nearest first. ``runs``: the job's, if others write there, too; () for all."""
     return {Tier.STORAGE: CheckpointStore(places[Tier.STORAGE], runs=runs)}
-
-
-def rank_tiers(
-    places: Places,
-    *,
-    job_dir: str,
-    run_id: str,
-    rank: int,
-    world_size: int,
-    layout: str,
-    earlier: Collection[str] = (),
-) -> dict[Tier, RankTier]:
-    """Return a rank's view of the shared tiers, nearest first. ``job_dir``: the job's. Imports torch.
-
-    ``earlier``: runs of earlier jobs whose checkpoints are read, too.
-    """
-    from slurm_robust.checkpoint.disk import DiskTier
-
-    store = CheckpointStore(places[Tier.STORAGE], partial(make_in_job, Path(job_dir), run_id))
-    tier = DiskTier(store, run_id=run_id, rank=rank, world_size=world_size, layout=layout, earlier=earlier)
-    return {Tier.STORAGE: tier}
 
 
 class SharedTiers:

@@ -7,7 +7,8 @@ import argparse
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.fleet import add_index, add_since, index_of
 from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job, hostlist, whole_number
-from slurm_robust.fleet.view import IncidentQuestion, show_incidents
+from slurm_robust.fleet.answers import IncidentFilter
+from slurm_robust.fleet.view import show_incidents
 from slurm_robust.report import incident_view
 
 
@@ -54,7 +55,7 @@ def _incidents(args: argparse.Namespace) -> int:
     if args.all:
         if args.json and args.csv:
             raise UsageError("--json and --csv exclude each other", fix="give one of them")
-        asked = IncidentQuestion(
+        asked = IncidentFilter(
             since=args.since,
             nodes=args.node,
             cause=args.cause,

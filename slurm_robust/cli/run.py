@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from slurm_robust.cli.parsing import Commands
@@ -25,20 +26,19 @@ def register(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     """Run it so that a job with an expedited requeue ends when the run ends for good."""
+    return ending_for_good(partial(_run_once, args))
 
-    def run_once() -> int:
-        # Also a package that cannot be imported ends the run for good.
-        from slurm_robust.run.command import run
-        from slurm_robust.run.continuing import ContinueOptions
 
-        kind, options = checked(args)
-        config = configured(args, kind, options)
-        wish = ContinueOptions(
-            training=config.training or "", source=args.source or "", step=args.step, fresh=args.fresh
-        )
-        return run(config, args.command, kind, args.name, wish)
+def _run_once(args: argparse.Namespace) -> int:
+    # Also a package that cannot be imported ends the run for good.
+    from slurm_robust.run import command, continuing
 
-    return ending_for_good(run_once)
+    kind, options = checked(args)
+    config = configured(args, kind, options)
+    wish = continuing.ContinueOptions(
+        training=config.training or "", source=args.source or "", step=args.step, fresh=args.fresh
+    )
+    return command.run(config, args.command, kind, args.name, wish)
 
 
 def configured(args: argparse.Namespace, kind: CommandKind, options: Layers[JobConfig]) -> JobConfig:

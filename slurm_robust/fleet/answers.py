@@ -10,6 +10,19 @@ HOUR_S = 3600.0
 DAY_S = 86400.0
 
 
+class IncidentFilter(Record):
+    """Which incidents; empty fields want all."""
+
+    since: float = 0.0
+    """Seconds since 1970."""
+    until: float | None = None
+    nodes: tuple[str, ...] = ()
+    cause: str = ""
+    user: str = ""
+    limit: int = 100
+    training: str = ""
+
+
 class FleetIncidentRow(Record):
     """One incident of any job."""
 

@@ -15,6 +15,7 @@ from slurm_robust.fleet.answers import (
     FleetIncidentRow,
     FleetReport,
     GroupRow,
+    IncidentFilter,
     JobRow,
     NodeRow,
     Totals,
@@ -24,25 +25,11 @@ from slurm_robust.fleet.answers import (
     rated,
     ratio,
 )
-from slurm_robust.model.record import Record
 
 MAX_ROWS = 100_000
 WORST = 10
 
 _NAMES_AT_ONCE = 5000
-
-
-class IncidentFilter(Record):
-    """Which incidents; empty fields want all."""
-
-    since: float = 0.0
-    """Seconds since 1970."""
-    until: float | None = None
-    nodes: tuple[str, ...] = ()
-    cause: str = ""
-    user: str = ""
-    limit: int = 100
-    training: str = ""
 
 
 def incidents(connection: sa.Connection, wanted: IncidentFilter) -> tuple[FleetIncidentRow, ...]:

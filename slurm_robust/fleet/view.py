@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,12 +16,12 @@ from slurm_robust.fleet.answers import (
     FleetIncidentRow,
     FleetReport,
     GroupRow,
+    IncidentFilter,
     NodeRow,
     TrainingReport,
     TrainingRow,
 )
 from slurm_robust.fleet.opening import open_index
-from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Measured
 from slurm_robust.terminal.console import facts_table, seconds, section, show
 from slurm_robust.util.text import count, date_and_time, duration, one_line
@@ -30,17 +29,6 @@ from slurm_robust.util.text import count, date_and_time, duration, one_line
 UNKNOWN = "(not known)"
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-class IncidentQuestion(Record):
-    """What ``srobust incidents --all`` is asked for; empty fields want all. Times: seconds since 1970."""
-
-    since: float = 0.0
-    nodes: tuple[str, ...] = ()
-    cause: str = ""
-    user: str = ""
-    limit: int = 100
-    training: str = ""
 
 
 def show_training(url: str, name: str, since: float, *, json: bool) -> int:
@@ -64,17 +52,16 @@ def show_fleet(url: str, since: float, *, json: bool) -> int:
     return 0
 
 
-def show_incidents(url: str, asked: IncidentQuestion, *, json: bool, as_csv: bool = False) -> int:
+def show_incidents(url: str, wanted: IncidentFilter, *, json: bool, as_csv: bool = False) -> int:
     """Print incidents of all jobs, the newest first; 0. Raises as :func:`show_fleet`."""
     with open_index(url) as index:
         from slurm_robust.fleet import queries
 
-        wanted = queries.IncidentFilter(**msgspec.structs.asdict(asked))
         found = index.read(lambda connection: queries.incidents(connection, wanted))
     if as_csv:
         write_csv(found)
     else:
-        show(found, lambda rows: incidents_text(rows, asked.limit), json=json)
+        show(found, lambda rows: incidents_text(rows, wanted.limit), json=json)
     return 0
 
 

@@ -7,7 +7,6 @@ own, in a folder ``slurmctld`` beside the log of the node's hooks, which must be
 from __future__ import annotations
 
 import os.path
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -16,8 +15,6 @@ from slurm_robust.config.node import NodeConfig, Paths
 from slurm_robust.hooks.log import EventLog
 from slurm_robust.hooks.sweep import number
 from slurm_robust.kernel.host import node_name
-from slurm_robust.nodes.reasons import has_ours
-from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 _TEXTS = ("SLURM_JOB_NODELIST", "SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_NAME")
 _CODES = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_DERIVED_EC")
@@ -40,18 +37,8 @@ def record(hook: str, config: NodeConfig, environ: Mapping[str, str]) -> None:
     job = number(environ, "SLURM_JOB_ID")
     facts |= {"job": job, "restarts": number(environ, "SLURM_JOB_RESTART_COUNT")}
     log.note("allocated" if begins else "ended", **facts)
-    if begins and (drained := _drained_by_us(config, environ.get("SLURM_JOB_NODELIST", ""))):
-        log.write("allocated_drained", job=job, nodes=drained)
+    if begins:
+        from slurm_robust.hooks.client import drained_by_us
 
-
-def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
-    """Return the reasons by node; empty also without an answer of Slurm."""
-    from slurm_robust.hooks.client import slurm_client
-    from slurm_robust.slurm.errors import SlurmError
-
-    try:
-        client = slurm_client(config, time.monotonic() + config.hooks.slurm_s)
-        nodes = client.nodes(expand(hostlist))
-    except (SlurmError, InvalidHostlist):
-        return {}
-    return {node.name: node.reason for node in nodes if node.is_drained and has_ours(node.reason)}
+        if drained := drained_by_us(config, environ.get("SLURM_JOB_NODELIST", "")):
+            log.write("allocated_drained", job=job, nodes=drained)

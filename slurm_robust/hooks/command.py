@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from slurm_robust.hooks import stages
@@ -64,14 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
     """Run the hook in a child that is left behind at the end of its time, whatever it hangs in."""
-    begun = time.monotonic()
-
-    def task() -> bytes:
-        _import_msgspec()
-        from slurm_robust.hooks.child import run_hook
-
-        return run_hook(name, file, environ, begun)
-
+    task = partial(_run_in_child, name, file, environ, time.monotonic())
     answer = call({name: task}, {name: stages.START_S}, _NO_LIMIT_S)[name]
     if answer.value is None:
         return CLOSED if _report_failure(name, answer, environ) else OPEN
@@ -81,35 +75,21 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
     return int(code)
 
 
+def _run_in_child(name: str, file: str, environ: Mapping[str, str], begun: float) -> bytes:
+    _import_msgspec()
+    from slurm_robust.hooks.child import run_hook
+
+    return run_hook(name, file, environ, begun)
+
+
 def _watch(file: str, environ: Mapping[str, str]) -> int:
     """Run the checks again and again, each time in a child."""
     _import_msgspec()
     # All of it is imported once, and not in every child.
-    from slurm_robust.hooks.child import begin, configuration_of_watch
-    from slurm_robust.hooks.hook import Hook, run
-    from slurm_robust.hooks.watch import Round, watch
-    from slurm_robust.nodes.registry import CHECKS
+    from slurm_robust.hooks.watch import watch
 
     gc.enable()
-    try:
-        import pynvml  # noqa: F401 - the same
-    except ImportError:
-        pass
-
-    def run_round(one: Round, known: str) -> str | None:
-        def task() -> bytes:
-            config, limit_s = begin(stages.WATCH, file, environ, time.monotonic())
-            before = known if one.only else None
-            ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
-            return ended.failing.encode()
-
-        answer = call({stages.WATCH: task}, {stages.WATCH: stages.START_S}, _NO_LIMIT_S)[stages.WATCH]
-        if answer.value is None:
-            _report_failure(stages.WATCH, answer, environ)
-            return None
-        return answer.value.decode(errors="replace")
-
-    return watch(configuration_of_watch(file), CHECKS, run_round)
+    return watch(file, environ, partial(_report_failure, stages.WATCH))
 
 
 def _import_msgspec() -> None:
@@ -136,17 +116,20 @@ def _report_failure(name: str, answer: CallResult, environ: Mapping[str, str]) -
             f"reading the configuration took longer than {stages.CONFIGURATION_S:g} s: repair the file "
             "system that it is on, or keep it on a local disk"
         )
-
-    def task() -> bytes:
-        _import_msgspec()
-        from slurm_robust.hooks.child import report
-
-        return report(name, error, paths, environ, closed=closed)
-
+    task = partial(_report_in_child, name, error, paths, environ, closed=closed)
     sent = call({name: task}, {name: stages.REPORT_S}, stages.REPORT_S)[name].value
     text = ascii(error)[1:-1] if sent is None else sent.decode()
     print(f"srobust-node: {name} failed: {text}", file=sys.stderr)
     return closed
+
+
+def _report_in_child(
+    name: str, error: str, paths: bytes, environ: Mapping[str, str], *, closed: bool
+) -> bytes:
+    _import_msgspec()
+    from slurm_robust.hooks.child import report
+
+    return report(name, error, paths, environ, closed=closed)
 
 
 def _open_standard_files() -> None:

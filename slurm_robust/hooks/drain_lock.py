@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from slurm_robust.hooks.record import LOCK_LASTS_S
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
 from slurm_robust.slurm.requests import ReservationRequest
@@ -29,9 +30,6 @@ from slurm_robust.slurm.requests import ReservationRequest
 PREFIX = "srobust-turn-"
 FLAGS = ("IGNORE_JOBS", "OVERLAP")
 """Jobs on the node go on, and a reservation of the site's does not keep a bad node in service."""
-
-LASTS_S = 60.0
-"""Slurm counts reservations in minutes."""
 
 USED_S = 30.0
 """A holder that has not sent its order by then sends none: it must arrive before the next holder."""
@@ -172,7 +170,7 @@ def _take(
 
 def _request(name: str, node: str, start: float) -> ReservationRequest:
     return ReservationRequest(
-        name=name, nodes=(node,), users=("root",), flags=FLAGS, start_time=start, duration_s=LASTS_S
+        name=name, nodes=(node,), users=("root",), flags=FLAGS, start_time=start, duration_s=LOCK_LASTS_S
     )
 
 

@@ -22,6 +22,7 @@ from slurm_robust.hooks import drain
 from slurm_robust.hooks.log import Log
 from slurm_robust.hooks.record import (
     DAY_S,
+    LOCK_LASTS_S,
     LONGEST_S,
     DrainAction,
     DrainFile,
@@ -401,11 +402,10 @@ class _Drainer:
 
         If that cannot be found out, the drain is taken back.
         """
-        from slurm_robust.hooks.drain_lock import LASTS_S
         from slurm_robust.slurm.errors import SlurmCommandError
 
         try:
-            if slurm.now() < (node.reason_time or 0.0) + LASTS_S:
+            if slurm.now() < (node.reason_time or 0.0) + LOCK_LASTS_S:
                 return ""
             excess = drain.beyond_cap(slurm.nodes(), self._report.node, self._config.drain)
         except SlurmCommandError as error:

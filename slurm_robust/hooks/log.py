@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+import syslog
 import time
 from typing import Protocol
 
@@ -83,8 +84,6 @@ def _append(name: str, line: bytes) -> None:
 
 
 def _syslog(text: str) -> None:
-    import syslog  # in the child only
-
     syslog.openlog(TAG, syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_WARNING, text)
 

@@ -24,6 +24,9 @@ DAY_S = 86400.0
 LONGEST_S = 3600.0
 """The longest wait until Slurm is asked again, before chance lengthens it by up to a half."""
 
+LOCK_LASTS_S = 60.0
+"""How long Slurm keeps the drain lock of a node that died: it counts reservations in minutes."""
+
 AHEAD_S = 300.0
 """A time that is further ahead was written while the clock was wrong."""
 

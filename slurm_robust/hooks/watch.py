@@ -12,20 +12,26 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm_robust.config.node import Watch
+from slurm_robust.hooks import stages
+from slurm_robust.hooks.child import begin, configuration_of_watch
+from slurm_robust.hooks.hook import Hook, run
 from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.kmsg import KernelLog
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, Probe
+from slurm_robust.nodes.registry import CHECKS
+from slurm_robust.util.isolate import CallResult, call
 from slurm_robust.util.wakeup import WakeUp
 
-if TYPE_CHECKING:
-    from slurm_robust.config.node import NodeConfig
+try:
+    import pynvml  # noqa: F401 - here, or each child would import it
+except ImportError:
+    pass
 
 SETTLE_S = 0.2
 """What belongs together comes within a moment."""
@@ -33,6 +39,7 @@ SETTLE_S = 0.2
 GAP_S = 0.75
 """Between two rounds while the kernel does not stop logging; a fault in its log must be seen within 1 s."""
 
+_NO_LIMIT_S = 86400.0
 _WARNING = 4
 """The level of syslog from which on (downwards) a message may be a fault."""
 
@@ -95,21 +102,40 @@ class Schedule:
 
 
 def watch(
-    config: NodeConfig, checks: Sequence[AnyCheck], run_round: Callable[[Round, str], str | None]
+    file: str, environ: Mapping[str, str], report_failure: Callable[[CallResult, Mapping[str, str]], object]
 ) -> int:
-    """Watch until SIGTERM; the exit code.
+    """Watch until SIGTERM; the exit code. ``file``: the configuration, "" for the usual one.
 
-    ``run_round`` gets what the last run of the same checks found wrong, and returns what is wrong now; None
-    when that is not known.
+    ``report_failure`` is told of a round whose child did not end, or failed.
     """
+    config = configuration_of_watch(file)
+
+    def run_round(one: Round, known: str) -> str | None:
+        def task() -> bytes:
+            config, limit_s = begin(stages.WATCH, file, environ, time.monotonic())
+            before = known if one.only else None
+            ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
+            return ended.failing.encode()
+
+        answer = call({stages.WATCH: task}, {stages.WATCH: stages.START_S}, _NO_LIMIT_S)[stages.WATCH]
+        if answer.value is None:
+            report_failure(answer, environ)
+            return None
+        return answer.value.decode(errors="replace")
+
     with _alone(Path(config.paths.runtime)) as alone:
         if not alone:
             print("srobust-node: another watch runs on this node", flush=True)
             return 1
-        return _Watch(rounds(config.watch, checks), run_round).run()
+        return _Watch(rounds(config.watch, CHECKS), run_round).run()
 
 
 class _Watch:
+    """``run_round`` gets what the last run of the same checks found wrong, and returns what is wrong now.
+
+    None when that is not known.
+    """
+
     def __init__(self, rounds_: tuple[Round, ...], run_round: Callable[[Round, str], str | None]) -> None:
         self._rounds = rounds_
         self._run_round = run_round

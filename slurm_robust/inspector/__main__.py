@@ -25,6 +25,11 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.model.job import InspectionSpec
 from slurm_robust.util.process import die_with_parent
 
+try:
+    import pynvml  # noqa: F401 - here, or each child would import it
+except ImportError:
+    pass
+
 # Below the workers, above nothing that a process waits for.
 _NICE = 10
 
@@ -39,10 +44,6 @@ def main() -> int:
     os.nice(_NICE)
     channel = socket.socket(fileno=arguments.channel)
     spec = msgspec.json.decode(arguments.spec, type=InspectionSpec)
-    try:
-        import pynvml  # noqa: F401 - here, or each child would import it
-    except ImportError:
-        pass
     for probe in probes(spec, Host(arguments.root), arguments.config):
         parent = os.getpid()
         if os.fork() == 0:

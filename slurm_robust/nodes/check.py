@@ -20,6 +20,9 @@ from slurm_robust.model.record import Record
 
 F = TypeVar("F", bound=Record)
 
+ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
+"""All that a command finds in its environment: what it says must not depend on who asks."""
+
 
 class CheckContext(str, Enum):
     """On whose behalf checks run."""

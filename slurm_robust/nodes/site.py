@@ -18,12 +18,9 @@ from slurm_robust.config.node import NodeConfig, SiteCheck
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import AnyCheck, Check, CheckContext, Hang, Probe, Source, View
+from slurm_robust.nodes.check import ENVIRON, AnyCheck, Check, CheckContext, Hang, Probe, Source, View
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
-
-ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
-"""All that a command finds in its environment: what it says must not depend on who asks."""
 
 _TEXT, _VALUE, _OUTPUT = 160, 200, 2**16
 _NO_CHECKS = ("~", ".bak", ".swp", ".rpmnew", ".rpmorig", ".rpmsave", ".dpkg-new", ".dpkg-old", ".dpkg-dist")

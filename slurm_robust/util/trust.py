@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import stat
@@ -86,9 +87,6 @@ def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]
     So it is if the group has the name of one of them and no other member: many sites give each user such
     a group, and an umask of 002. With an access list, the group's bits are a limit for all in the list.
     """
-    # Here, because hooks hardly ever meet what a group may write to; and a directory service may be asked.
-    import grp
-
     names = set()
     for owner in owners:
         try:
@@ -104,8 +102,6 @@ def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]
 
 def group_name(group: int) -> str:
     """Return its name, or its number."""
-    import grp
-
     try:
         return grp.getgrgid(group).gr_name
     except KeyError:

@@ -23,7 +23,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.progress import RETURNED
 from slurm_robust.util import process
 from slurm_robust.util.files import make_folder
-from slurm_robust.worker import crash, dump, rendezvous, script, spawning
+from slurm_robust.worker import crash, dump, optimizer_steps, rendezvous, script, spawning
 from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.imports import ImportRecorder
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
@@ -272,10 +272,8 @@ def follow(record: str, on_step: Callable[[], None] | None = None) -> None:
 
 def _count_optimizer_steps(steps: StepRecord, on_step: Callable[[], None] | None) -> None:
     """Count every ``step()`` of every torch optimizer of this process."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    def count(optimizer: object, args: object, kwargs: object) -> None:
+    def count() -> None:
         nonlocal on_step
         if on_step is not None:
             first, on_step = on_step, None
@@ -285,8 +283,7 @@ def _count_optimizer_steps(steps: StepRecord, on_step: Callable[[], None] | None
         except Exception:  # noqa: BLE001 - nothing here may end weeks of training
             pass
 
-    # A compiled step() must not try to trace this: it is called between the graphs instead.
-    register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]
+    optimizer_steps.call_after_each(count)
 
 
 def _mark_process_group(steps: StepRecord) -> None:

@@ -28,11 +28,9 @@ def pretend_world() -> None:
     try:
         importlib.import_module(_MODULE)
         import torch
-        from torch.distributed import distributed_c10d
-        from torch.nn.parallel import DistributedDataParallel
     except ImportError as error:
         raise NoFakeGroup(f"this release of torch has no fake process group ({error})") from error
-    c10d: Any = distributed_c10d
+    c10d: Any = torch.distributed.distributed_c10d
     helper = getattr(c10d, "_new_process_group_helper", None)
     if helper is None:
         raise NoFakeGroup("this release of torch makes process groups in another way")
@@ -63,7 +61,7 @@ def pretend_world() -> None:
         future.set_result(tensor)
         return future
 
-    ddp: Any = DistributedDataParallel
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
     init, register = ddp.__init__, ddp.register_comm_hook
 
     def init_fake(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -25,7 +25,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.util import process
 from slurm_robust.util.confine import NoLandlock, confine_changes
-from slurm_robust.worker import crash, script, trial
+from slurm_robust.worker import crash, optimizer_steps, script, trial
 from slurm_robust.worker.diverted import Diversion
 from slurm_robust.worker.fakegroup import NoFakeGroup, pretend_world
 
@@ -143,18 +143,15 @@ def _user() -> str:
 
 def _end_after(steps: int) -> None:
     """End this process after ``steps`` steps of torch's optimizers."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
     done = 0
 
-    def count(optimizer: object, args: object, kwargs: object) -> None:
+    def count() -> None:
         nonlocal done
         done += 1
         if done == steps:
             trial.leave("rehearsal")
 
-    register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]
+    optimizer_steps.call_after_each(count)
 
 
 def _report(error: BaseException, task: DryRunTask) -> int:

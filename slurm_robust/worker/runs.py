@@ -27,10 +27,10 @@ from slurm_robust.checkpoint.gpus import CUDA
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.rank_tiers import RankTier, rank_tiers
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED
 from slurm_robust.model.record import Record

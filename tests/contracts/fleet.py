@@ -14,9 +14,9 @@ from msgspec import structs
 
 from slurm_robust.fleet import queries, schema
 from slurm_robust.fleet.accept import NodePlace
+from slurm_robust.fleet.answers import IncidentFilter
 from slurm_robust.fleet.errors import IndexRefused, NoIndex
 from slurm_robust.fleet.index import Added, FleetIndex
-from slurm_robust.fleet.queries import IncidentFilter
 from slurm_robust.model.jobsummary import NodeWork
 from tests.unit.fleet.samples import BEGIN, HOUR, NODES, entry, incident
 

@@ -14,8 +14,9 @@ import torch
 
 from slurm_robust.checkpoint.errors import CheckpointError, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import MAGIC, open_image
+from slurm_robust.checkpoint.rank_tiers import RankTier
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.tiers import NodeTier, RankTier, SharedTier
+from slurm_robust.checkpoint.tiers import NodeTier, SharedTier
 from slurm_robust.model.copies import SHARED, CheckpointId
 from tests.builders.checkpoints import ref
 

@@ -286,7 +286,7 @@ def test_threads_are_started_in_one_place() -> None:
     """One module decides that they are daemons, what they are called and what becomes of their errors."""
     allowed = {
         "slurm_robust.util.threads",
-        "slurm_robust.nodes.gpus.gather",  # in every prolog, and it looks at the thread's frames
+        "slurm_robust.nodes.gpus.reading",  # in every prolog, and it looks at the thread's frames
     }
     assert {dotted(path) for path in MODULES if calls(path, "Thread")} == allowed
 

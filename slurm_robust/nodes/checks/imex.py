@@ -15,7 +15,17 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import SETTLED_S, AnyCheck, Check, CheckContext, Probe, Source, View, judged
+from slurm_robust.nodes.check import (
+    ENVIRON,
+    SETTLED_S,
+    AnyCheck,
+    Check,
+    CheckContext,
+    Probe,
+    Source,
+    View,
+    judged,
+)
 from slurm_robust.nodes.counters import HOUR_S, lasts
 
 NAME = "gpu.imex"
@@ -72,7 +82,6 @@ def gather(host: Host, config: NodeConfig) -> ImexFacts:
 def _answer(host: Host, option: str, limit_s: float) -> str:
     """Return its output; "" if it does not come in time. Raises ``OSError`` if it cannot be run."""
     # Slow to import, and most nodes have no such program.
-    from slurm_robust.nodes.site import ENVIRON
     from slurm_robust.util.program import run_program
 
     found = run_program(

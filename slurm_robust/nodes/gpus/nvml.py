@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,6 @@ class NvmlError(RuntimeError):
 
 def load() -> Any:
     """Return ``pynvml``. Raises ``OSError`` without NVIDIA's library, ``ImportError`` without pynvml."""
-    import ctypes
-
     # Tried before pynvml is imported: nodes without GPUs do not pay for that.
     ctypes.CDLL(LIBRARY)
     import pynvml
@@ -40,8 +39,6 @@ class Nvml:
     """
 
     def __init__(self) -> None:
-        import ctypes
-
         pynvml = self.api = load()
         self.reference = ctypes.byref
         self.errors: dict[str, str] = {}

@@ -10,9 +10,10 @@ from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.rank_tiers import rank_tiers
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.checkpoint.tiers import SharedTiers, kept_tiers, rank_tiers, shared_tiers
+from slurm_robust.checkpoint.tiers import SharedTiers, kept_tiers, shared_tiers
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.contracts.tiers import FIRST, SECOND, NodeTierContract, SharedTierContract, save
 from tests.unit.agent.copy_nodes import MIB, fill

@@ -10,10 +10,10 @@ from msgspec import structs
 
 from slurm_robust.fleet import queries
 from slurm_robust.fleet.accept import DAY_S
+from slurm_robust.fleet.answers import IncidentFilter
 from slurm_robust.fleet.collect import SLURM_AWAY_S, SLURMDBD_LATE_S, Collected, collect
 from slurm_robust.fleet.errors import NoIndex
 from slurm_robust.fleet.index import FleetIndex
-from slurm_robust.fleet.queries import IncidentFilter
 from slurm_robust.fleet.spool import SpooledFile, remove, waiting_in
 from slurm_robust.model.jobsummary import FORMAT, SpooledSummary, encode
 from slurm_robust.slurm import errors

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.hooks.drain_lock import LASTS_S, PREFIX, TRIES, USED_S, DrainLock, NoDrainLock, drain_lock
+from slurm_robust.hooks.drain_lock import PREFIX, TRIES, USED_S, DrainLock, NoDrainLock, drain_lock
 from slurm_robust.hooks.drainer import MAX_UNANSWERED
-from slurm_robust.hooks.record import DrainFile, OwnDrain
+from slurm_robust.hooks.record import LOCK_LASTS_S, DrainFile, OwnDrain
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Reservation, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest
@@ -65,7 +65,7 @@ def test_the_lock_of_a_full_partition_expires_by_itself(cluster: FakeCluster) ->
         mine.leave("gpu")
     assert list(cluster.reservations) == [f"{PREFIX}gpu"]
     assert is_free(cluster, "all")
-    cluster.clock.advance(LASTS_S)
+    cluster.clock.advance(LOCK_LASTS_S)
     assert is_free(cluster, "gpu")
 
 
@@ -83,7 +83,7 @@ def test_the_lock_of_a_node_that_died_expires_by_itself(cluster: FakeCluster) ->
     with pytest.raises(SystemExit), held(cluster, "n1"):
         raise SystemExit(143)
     assert not is_free(cluster)
-    cluster.clock.advance(LASTS_S)
+    cluster.clock.advance(LOCK_LASTS_S)
     assert is_free(cluster)
 
 
@@ -97,7 +97,7 @@ def test_a_lock_lasts_its_minute_whatever_the_clock_of_its_node_shows(
         assert abs(mine.now - cluster.clock.time()) <= 1
         cluster.clock.advance(USED_S - 0.1)
         assert mine.lasts
-        cluster.clock.advance(LASTS_S - USED_S - 2)
+        cluster.clock.advance(LOCK_LASTS_S - USED_S - 2)
         assert not mine.lasts
         assert mine.is_sole(slurm)
         assert not is_free(cluster)
@@ -195,7 +195,7 @@ def test_a_drain_that_is_answered_after_the_lock_expired_is_compared_with_the_ca
 
     class Late(FakeSlurm):
         def drain(self, nodes: Sequence[str], reason: str) -> None:
-            cluster.clock.advance(LASTS_S)
+            cluster.clock.advance(LOCK_LASTS_S)
             if meanwhile == "another is drained":
                 assert second.run(bad()).carried_out
                 cluster.clock.advance(1)
@@ -299,7 +299,7 @@ class Unreliable(FakeSlurm):
         self.cluster.clock.on_advance.append(done)
 
 
-OLD_S = LASTS_S + 1
+OLD_S = LOCK_LASTS_S + 1
 """The holder at the time of the drain has lost the lock."""
 
 
@@ -313,7 +313,7 @@ def late(hooked: Hooked, after_s: int) -> None:
 def test_a_late_drain_that_is_one_too_many_is_taken_back(cluster: FakeCluster, tmp_path: Path) -> None:
     first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
     late(first, 200)
-    cluster.clock.advance(LASTS_S)
+    cluster.clock.advance(LOCK_LASTS_S)
     assert second.run(bad()).carried_out
     cluster.clock.advance(200)
     assert first.reason
@@ -347,9 +347,9 @@ def test_a_late_delete_that_removes_another_nodes_lock_drains_no_more_than_may(
     """Turns of a partition share a name, so a delete that slurmctld carries out late removes any of them."""
     bounds = {"max_share": 0.5, "max_per_hour": 2}
     first, second, before = (Hooked(cluster, tmp_path, name, **bounds) for name in ("n1", "n2", "n3"))
-    before.slurm = Unreliable(cluster, [""] * 6 + [int(LASTS_S) + 5])  # the last of its orders
+    before.slurm = Unreliable(cluster, [""] * 6 + [int(LOCK_LASTS_S) + 5])  # the last of its orders
     assert before.run(bad()).carried_out
-    cluster.clock.advance(LASTS_S)
+    cluster.clock.advance(LOCK_LASTS_S)
 
     class Deprived(FakeSlurm):
         def drain(self, nodes: Sequence[str], reason: str) -> None:
@@ -402,7 +402,7 @@ def test_what_was_never_done_is_not_said_to_be_undone_by_others(hooked: Hooked) 
     hooked.slurm = Unreliable(hooked.cluster, ["", "", "", "", "lost"])
     hooked.run(bad())
     hooked.slurm = FakeSlurm(hooked.cluster, user="root")
-    hooked.cluster.clock.advance(2 * LASTS_S)
+    hooked.cluster.clock.advance(2 * LOCK_LASTS_S)
     assert hooked.run(bad()).carried_out
     assert hooked.log.names == ["slurm_unreachable", "drained"]
 
@@ -437,7 +437,7 @@ def test_whatever_becomes_of_orders_and_hooks_no_more_stay_drained_than_may(
             most.append(drained(cluster))
             cluster.clock.advance(wait_s)
         latest = [fate for _, script, _ in story for fate in script if isinstance(fate, int)]
-        if max(latest, default=0) < LASTS_S - USED_S:
+        if max(latest, default=0) < LOCK_LASTS_S - USED_S:
             assert max(most, default=0) <= 1
         cluster.clock.advance(700)
         for hooked in hooks:

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.hooks.drain_lock import LASTS_S
 from slurm_robust.hooks.drainer import BACK_OFF_S, NO_ANSWER_S
-from slurm_robust.hooks.record import DrainAction
+from slurm_robust.hooks.record import LOCK_LASTS_S, DrainAction
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import SlurmNode
@@ -86,13 +85,13 @@ def test_a_drain_that_is_taken_after_the_next_one_was_ordered_is_known(hooked: H
 
     slurm, hooked.slurm = hooked.slurm, Slow(hooked.cluster, user="root")
     hooked.run(bad("gpu3"))
-    hooked.cluster.clock.advance(2 * LASTS_S)
+    hooked.cluster.clock.advance(2 * LOCK_LASTS_S)
     hooked.run(bad("gpu1", "XID 48"), good("gpu3"))
     assert ordered == ["srobust: gpu3 XID 79", "srobust: gpu1 XID 48"]
     slurm.drain(["n1"], ordered[0])
     hooked.slurm = slurm
     for _ in range(4):
-        hooked.cluster.clock.advance(LASTS_S)
+        hooked.cluster.clock.advance(LOCK_LASTS_S)
         hooked.run(good("gpu1"), good("gpu3"))
     assert not hooked.reason
 
@@ -105,7 +104,7 @@ def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked)
     slurm, hooked.slurm = hooked.slurm, Late(hooked.cluster, user="root")
     assert hooked.run(bad()).error
     hooked.slurm = slurm
-    hooked.cluster.clock.advance(LASTS_S)
+    hooked.cluster.clock.advance(LOCK_LASTS_S)
     assert hooked.run(bad()).carried_out
 
 

@@ -245,16 +245,15 @@ def test_a_driver_that_hangs_is_named_in_bounded_time(tmp_path: Path, hanging: s
 SLOW_STORAGE = """
 import sys, time
 from importlib.abc import MetaPathFinder
-from slurm_robust.config.node import NodeConfig
-from slurm_robust.nodes.gpus import gather
 from slurm_robust.kernel.host import Host
 class Storage(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
             time.sleep(0.9)
 sys.meta_path.insert(0, Storage())
-gather.PATIENCE_S, gather.STUCK_S = 0.7, 0.4
-facts = gather.gather_gpus(Host(), NodeConfig())
+from slurm_robust.nodes.gpus import reading
+reading.PATIENCE_S, reading.STUCK_S = 0.7, 0.4
+facts = reading.read_gpus(Host())
 print(facts.stuck_in, len(facts.gpus), "{module}" in sys.modules)
 """
 
