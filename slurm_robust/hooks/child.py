@@ -20,8 +20,6 @@ from slurm_robust.util.text import one_line
 
 T = TypeVar("T")
 
-_NO_LIMIT_S = 86400.0
-
 
 def run_hook(name: str, file: str, environ: Mapping[str, str], begun: float) -> bytes:
     """Run one hook; return its exit code and what slurmd's log gets: ``1 srobust: gpu3 XID 79``."""
@@ -45,7 +43,14 @@ def begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tup
     ``begun``: when the hook did. Raises ``RuntimeError`` if the start has used up its time.
     """
     config, problem, reading_s = read_configuration(file, begun)
-    budget_s = _budget_s(name, config)
+    hooks = config.hooks
+    budgets = {
+        "prolog": hooks.prolog_s,
+        "epilog": hooks.epilog_s,
+        "periodic": hooks.periodic_s,
+        stages.WATCH: hooks.periodic_s,
+    }
+    budget_s = budgets.get(name, 2 * hooks.slurm_s)
     start_s = time.monotonic() - begun
     left_s = budget_s - start_s
     is_closed = name == "prolog" and config.hooks.on_error == "closed"
@@ -63,17 +68,6 @@ def begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tup
     if start_s - reading_s > stages.SLOW_SHARE * budget_s:
         log.write("slow_start", hook=name, why=f"{slow}, of {budget_s:g} s for the hook")
     return config, left_s
-
-
-def _budget_s(name: str, config: NodeConfig) -> float:
-    hooks = config.hooks
-    budgets = {
-        "prolog": hooks.prolog_s,
-        "epilog": hooks.epilog_s,
-        "periodic": hooks.periodic_s,
-        stages.WATCH: hooks.periodic_s,
-    }
-    return budgets.get(name, 2 * hooks.slurm_s)
 
 
 def read_configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
@@ -111,7 +105,7 @@ def configuration_of_watch(file: str) -> NodeConfig:
     def task() -> bytes:
         return msgspec.msgpack.encode(read_configuration(file, time.monotonic())[0])
 
-    answer = call({stages.WATCH: task}, {stages.WATCH: stages.START_S}, _NO_LIMIT_S)[stages.WATCH]
+    answer = call({stages.WATCH: task}, {stages.WATCH: stages.START_S}, stages.NO_LIMIT_S)[stages.WATCH]
     return NodeConfig() if answer.value is None else msgspec.msgpack.decode(answer.value, type=NodeConfig)
 
 

@@ -28,8 +28,6 @@ The programs that Slurm calls on a node or beside slurmctld; see srobust-node(8)
 OPEN, CLOSED = 0, 1
 BAD_USAGE = 64
 
-_NO_LIMIT_S = 86400.0
-
 
 def program() -> NoReturn:
     """Run one hook and end immediately: taking an interpreter down takes a tenth of a hook's time."""
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
     """Run the hook in a child that is left behind at the end of its time, whatever it hangs in."""
     task = partial(_run_in_child, name, file, environ, time.monotonic())
-    answer = call({name: task}, {name: stages.START_S}, _NO_LIMIT_S)[name]
+    answer = call({name: task}, {name: stages.START_S}, stages.NO_LIMIT_S)[name]
     if answer.value is None:
         return CLOSED if _report_failure(name, answer, environ) else OPEN
     code, _, message = answer.value.partition(b" ")

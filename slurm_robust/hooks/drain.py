@@ -92,7 +92,14 @@ def decide(
     if not causes_of(report):
         return _nothing("nothing has failed; what is only unknown does not drain")
     if node.is_drained:
-        return _update(report, record)
+        if set(causes_of(report)) <= set(record.causes):
+            return _nothing("drained for this already")
+        return DrainDecision(
+            action=DrainAction.UPDATE_REASON,
+            why="drained already, and something else has failed since",
+            reason=report.reason,
+            stays=record.stays,
+        )
     return _drain(report, record, shares, config, now)
 
 
@@ -189,17 +196,6 @@ def _unseen(cause: DrainCause, findings: Sequence[Finding], left_out: Mapping[st
 
 def _nothing(why: str) -> DrainDecision:
     return DrainDecision(action=DrainAction.NOTHING, why=why)
-
-
-def _update(report: Report, record: OwnDrain) -> DrainDecision:
-    if set(causes_of(report)) <= set(record.causes):
-        return _nothing("drained for this already")
-    return DrainDecision(
-        action=DrainAction.UPDATE_REASON,
-        why="drained already, and something else has failed since",
-        reason=report.reason,
-        stays=record.stays,
-    )
 
 
 def _drain(

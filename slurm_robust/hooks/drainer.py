@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
     from slurm_robust.hooks.drain_lock import DrainLock
     from slurm_robust.slurm.client import SlurmClient
-    from slurm_robust.slurm.errors import SlurmCommandError
     from slurm_robust.slurm.records import SlurmNode
 
 BUDGET_S = 20.0
@@ -187,8 +186,11 @@ class _Drainer:
             # Whether an order took effect is unknown now; a later run sees it in Slurm.
             self._wait(NO_ANSWER_S)
             self._keep()
-            is_silent = isinstance(error, SlurmTimeout | ControllerUnreachable)
-            self._log_error(error, is_silent=is_silent)
+            facts = {"error": str(error)[:500], "reason": self._report.reason}
+            if isinstance(error, SlurmTimeout | ControllerUnreachable):
+                self._log_change("slurm_unreachable", **facts)
+            else:  # what Slurm refuses a person has to mend
+                self._log_change("slurm_refused", **facts, fix=error.fix)
             done = DrainResult(action=DrainAction.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
         return done
@@ -465,14 +467,6 @@ class _Drainer:
         facts = {"reason": record.reason, "why": why, "job": self._around.job, "stays": record.stays}
         self._log.write(event, **facts, causes=causes)
         self._put(said="")
-
-    def _log_error(self, error: SlurmCommandError, *, is_silent: bool) -> None:
-        """Log an error: without an answer we wait; what Slurm refuses a person has to mend."""
-        facts = {"error": str(error)[:500], "reason": self._report.reason}
-        if is_silent:
-            self._log_change("slurm_unreachable", **facts)
-        else:
-            self._log_change("slurm_refused", **facts, fix=error.fix)
 
     def _log_change(self, event: str, **facts: object) -> None:
         """Write an event unless it was the last one about this node."""

@@ -66,7 +66,8 @@ class EventLog:
         except OSError as error:
             quiet, text = False, f"{text} ({self._paths.log}: {error.strerror})"
         if self._paths.syslog and not quiet:
-            _syslog(text)
+            syslog.openlog(TAG, syslog.LOG_PID, syslog.LOG_DAEMON)
+            syslog.syslog(syslog.LOG_WARNING, text)
         return b""
 
 
@@ -81,11 +82,6 @@ def _append(name: str, line: bytes) -> None:
         os.write(fd, line + b"\n")
     finally:
         os.close(fd)
-
-
-def _syslog(text: str) -> None:
-    syslog.openlog(TAG, syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_WARNING, text)
 
 
 def _encode(facts: dict[str, object]) -> bytes:

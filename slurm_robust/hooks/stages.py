@@ -12,6 +12,9 @@ HOOKS = ("prolog", "epilog", "periodic")
 RECORDS = ("prolog_slurmctld", "epilog_slurmctld")
 WATCH = "watch"
 
+NO_LIMIT_S = 86400.0
+"""A child bounds itself: it says how long each stage may take."""
+
 START_S = 20.0
 """How long Python may take to import what a hook needs: from slow storage, on a node that is busy. What
 follows when it takes longer ends before the scripts' own limits, of 30 s and more."""

@@ -39,7 +39,6 @@ SETTLE_S = 0.2
 GAP_S = 0.75
 """Between two rounds while the kernel does not stop logging; a fault in its log must be seen within 1 s."""
 
-_NO_LIMIT_S = 86400.0
 _WARNING = 4
 """The level of syslog from which on (downwards) a message may be a fault."""
 
@@ -117,7 +116,7 @@ def watch(
             ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
             return ended.failing.encode()
 
-        answer = call({stages.WATCH: task}, {stages.WATCH: stages.START_S}, _NO_LIMIT_S)[stages.WATCH]
+        answer = call({stages.WATCH: task}, {stages.WATCH: stages.START_S}, stages.NO_LIMIT_S)[stages.WATCH]
         if answer.value is None:
             report_failure(answer, environ)
             return None

@@ -182,7 +182,8 @@ class _Sweep:
             case ev.ProgressMade() | ev.FirstStep():
                 self._step_done(event, at)
             case ev.GenerationLaunched():
-                self._launched(event, at)
+                self.account.write(at, self._kind)
+                self._begin_generation(event.generation, event.restore_step)
             case ev.Continued(reports=True):
                 self._best[True] = max(self._best[True], event.best_step, event.undone_step)
             case ev.AllocationTaken():
@@ -190,7 +191,9 @@ class _Sweep:
             case ev.IncidentOpened():
                 self._opened(event, at)
             case ev.IncidentClosed():
-                self._closed(event)
+                if self._open is not None and self._open.incident == event.incident:
+                    self._open = None
+                    self._set(incident=0)
             case ev.GenerationEnded():
                 self._generation_ended(event, at)
             case ev.Decided():
@@ -198,7 +201,13 @@ class _Sweep:
             case ev.NodesTested() | ev.QuickTested():
                 self._tested(event, at)
             case ev.RequeueStarted() | ev.RunEnded():
-                self._leaves(event, at)
+                self.account.write(at, (TimeClass.IDLE, "") if self._trains else self._kind)
+                self._trains = False
+                self._kind = (TimeClass.REQUEUE_DELAY, "")
+                if isinstance(event, ev.RequeueStarted) or not event.final:
+                    self._set(nodes=0, gpus=0)
+                else:
+                    self.over = True
             case ev.NodeGivenBack() | ev.CompanionStarted() | ev.CompanionEnded():
                 self._nodes_changed(event)
 
@@ -248,15 +257,6 @@ class _Sweep:
             self._die_unseen(self.ms(end))
         self.account.write(self.ms(end), self._kind)
 
-    def _leaves(self, event: ev.RequeueStarted | ev.RunEnded, at: int) -> None:
-        self.account.write(at, (TimeClass.IDLE, "") if self._trains else self._kind)
-        self._trains = False
-        self._kind = (TimeClass.REQUEUE_DELAY, "")
-        if isinstance(event, ev.RequeueStarted) or not event.final:
-            self._set(nodes=0, gpus=0)
-        else:
-            self.over = True
-
     def _nodes_changed(self, event: ev.NodeGivenBack | ev.CompanionStarted | ev.CompanionEnded) -> None:
         nodes, gpus = self.account.situation.nodes, self.account.situation.gpus
         each = gpus // nodes if nodes else 0
@@ -270,10 +270,6 @@ class _Sweep:
         self._set(nodes=max(0, nodes + sign), gpus=max(0, gpus + sign * each))
 
     # -- generations ------------------------------------------------------------------------------------
-
-    def _launched(self, event: ev.GenerationLaunched, at: int) -> None:
-        self.account.write(at, self._kind)
-        self._begin_generation(event.generation, event.restore_step)
 
     def _begin_generation(self, number: int, step: int | None) -> None:
         """Begin a generation. ``step``: it goes on from there, -1 for a fresh start, None if unknown."""
@@ -417,11 +413,6 @@ class _Sweep:
         self._set(incident=event.incident)
         self.account.write(at, (TimeClass.DETECTING, ""))
         self._kind = (TimeClass.DECIDING, "")
-
-    def _closed(self, event: ev.IncidentClosed) -> None:
-        if self._open is not None and self._open.incident == event.incident:
-            self._open = None
-            self._set(incident=0)
 
     def _decided(self, event: ev.Decided, at: int) -> None:
         if self._trains or not event.carried_out:

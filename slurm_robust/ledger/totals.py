@@ -42,7 +42,11 @@ class Tally:
                     if event.carried_out:
                         self._actions.update(str(action.__struct_config__.tag) for action in event.actions)
                     if event.verdict is not None:
-                        self._blame(event.incident, event.verdict)
+                        # Another fault before the incident's end does not change its cause.
+                        first = self._verdict if self._verdict_of == event.incident else None
+                        if first is None or not is_of_another(first, event.verdict):
+                            self._verdict_of, self._verdict = event.incident, event.verdict
+                            self._change(event.incident, blame=event.verdict.blame.value)
                 case ev.IncidentClosed():
                     self._change(event.incident, ended=event.t)
                 case ev.RunEnded(final=True) if self._marks and self._marks[-1].ended is None:
@@ -60,13 +64,6 @@ class Tally:
             takeovers=self._takeovers,
             marks=tuple(self._marks),
         )
-
-    def _blame(self, number: int, verdict: Verdict) -> None:
-        """Blame the incident's cause; that of another fault before the incident's end does not change it."""
-        first = self._verdict if self._verdict_of == number else None
-        if first is None or not is_of_another(first, verdict):
-            self._verdict_of, self._verdict = number, verdict
-            self._change(number, blame=verdict.blame.value)
 
     def _change(self, number: int, **changes: object) -> None:
         for place, mark in enumerate(self._marks):

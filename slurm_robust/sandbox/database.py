@@ -26,7 +26,13 @@ def prepare_database(target: Path) -> None:
     template = cache_folder() / f"mariadb-{_version()}"
     if not template.is_dir():
         _install(template)
-    _copy(template, target)
+    # cp clones if the file system can, and keeps holes, which shutil does not.
+    subprocess.run(
+        ["cp", "--archive", "--reflink=auto", "--sparse=always", f"{template}/.", str(target)],
+        timeout=INSTALL_TIMEOUT_S,
+        check=True,
+        capture_output=True,
+    )
 
 
 def _version() -> str:
@@ -77,16 +83,6 @@ def _remove_abandoned(folder: Path) -> None:
         owner = left.name.removeprefix(_UNFINISHED).partition("-")[0]
         if not Path(f"/proc/{owner}").exists():
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _copy(template: Path, target: Path) -> None:
-    # cp clones if the file system can, and keeps holes, which shutil does not.
-    subprocess.run(
-        ["cp", "--archive", "--reflink=auto", "--sparse=always", f"{template}/.", str(target)],
-        timeout=INSTALL_TIMEOUT_S,
-        check=True,
-        capture_output=True,
-    )
 
 
 def remove_cache() -> None:

@@ -64,7 +64,9 @@ class Faults:
 
     def rank_pid(self, job_id: int, rank: int) -> int:
         """Return the machine's pid of a rank's worker. Raises :class:`FaultRefused`."""
-        processes = self._processes()
+        nodes = [name for name, state in self._view.control.nodes().items() if state.on]
+        found = (procs.read_process(pid) for node in nodes for pid in self._view.host_pids(node))
+        processes = [process for process in found if process is not None]
         worker = procs.find_rank(processes, job_id, rank)
         if worker is None:
             known = procs.ranks_of(processes, job_id)
@@ -200,11 +202,6 @@ class Faults:
         is_on = state is not None and state.on
         if is_on != on:
             raise FaultRefused(f"{node} is {'on already' if is_on else 'off; boot it first'}")
-
-    def _processes(self) -> list[procs.SandboxProcess]:
-        nodes = [name for name, state in self._view.control.nodes().items() if state.on]
-        found = (procs.read_process(pid) for node in nodes for pid in self._view.host_pids(node))
-        return [process for process in found if process is not None]
 
     def _signal_rank(self, name: str, job_id: int, rank: int, number: signal.Signals) -> PlantedFault:
         pid = self.rank_pid(job_id, rank)

@@ -206,7 +206,8 @@ def serve(rack: Rack, state: Path) -> None:
         readable, _, _ = select.select([listener.fileno(), wakeup.fileno()], [], [])
         if wakeup.fileno() in readable:
             wakeup.clear()
-            _reap(rack)
+            for pid in linux.reaped():
+                rack.lost(pid)
         if listener.fileno() in readable:
             connection, _ = listener.accept()
             with connection:
@@ -223,17 +224,6 @@ def _answer(rack: Rack, connection: socket.socket) -> None:
                 lines.flush()
     except (OSError, json.JSONDecodeError) as error:
         print(f"a client went away: {error}", file=sys.stderr, flush=True)
-
-
-def _reap(rack: Rack) -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        rack.lost(pid)
 
 
 def main(argv: list[str]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 CLONE_NEWNS = 0x0002_0000
@@ -78,6 +80,13 @@ class MountSpec:
 
     read_only: bool = False
     options: str = ""
+
+
+def reaped() -> Iterator[int]:
+    """Yield the children that have ended, until there is none."""
+    with suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            yield pid
 
 
 def fork_into_pid_namespace() -> int:

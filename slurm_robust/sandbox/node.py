@@ -96,7 +96,8 @@ def _serve(node: str, orders: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     buffer = b""
     while True:
-        _reap()
+        for _ in linux.reaped():
+            pass
         readable, _, _ = select.select([orders.fileno(), wakeup.fileno()], [], [])
         if wakeup.fileno() in readable:
             wakeup.clear()
@@ -108,16 +109,6 @@ def _serve(node: str, orders: socket.socket) -> NoReturn:
             while b"\n" in buffer:
                 line, _, buffer = buffer.partition(b"\n")
                 orders.sendall(json.dumps(_obey(node, json.loads(line))).encode() + b"\n")
-
-
-def _reap() -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
 
 
 def _obey(node: str, order: dict[str, object]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.slurm.records import Gres, SlurmJob, SlurmNode
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.slurm.values import parse_gres, parse_job_states, parse_states
 from slurm_robust.util.hostlist import expand
 
@@ -48,13 +48,9 @@ def to_node(node: Any) -> SlurmNode:
         reason_time=float(node.reason_time) if node.reason_time else None,
         cpus=node.total_cpus or 0,
         allocated_cpus=node.allocated_cpus or 0,
-        gres=_gres(node.configured_gres),
+        gres=parse_gres(",".join(f"{name}:{count}" for name, count in (node.configured_gres or {}).items())),
         partitions=tuple(getattr(node, "partitions", None) or ()),
     )
-
-
-def _gres(given: dict[str, int] | None) -> tuple[Gres, ...]:
-    return parse_gres(",".join(f"{name}:{count}" for name, count in (given or {}).items()))
 
 
 def to_job(job: Any) -> SlurmJob:

@@ -43,7 +43,7 @@ part may be repeated, by the same process or another one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -51,7 +51,6 @@ import msgspec
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
-from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requeue_plan import (
     Do,
@@ -77,8 +76,6 @@ __all__ = [
     "StageOutcome",
     "Until",
     "carry_out",
-    "requeue_without",
-    "watch_until_running",
 ]
 
 
@@ -125,72 +122,6 @@ _POLL_S, _WATCH_POLL_S = 0.25, 0.5
 _NODES_EVERY_S = 2.0
 
 
-def requeue_without(
-    client: SlurmClient,
-    job_id: int,
-    exclude: Sequence[str],
-    *,
-    ending_run: int,
-    until: Until = Until.EXCLUDED,
-    revives: bool = False,
-    unavailable: bool = False,
-    need: Need | None = None,
-    timeout_s: float = 20.0,
-    clock: Clock | None = None,
-    report: Callable[[StageOutcome], None] = lambda outcome: None,
-) -> RequeueOutcome:
-    """Requeue the job so that it comes back without ``exclude`` (which may be empty).
-
-    ``ending_run`` is SLURM_RESTART_COUNT of the run that ends; ``revives``: it may have ended because
-    its batch script was killed; ``unavailable``: it is known that Slurm takes no change of the job before the
-    run has ended (:class:`~slurm_robust.slurm.errors.UpdateUnavailable`). With ``until=EXCLUDED`` it does
-    what a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
-    Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
-    ended. ``timeout_s`` bounds the whole.
-    """
-    order = RequeueRequest(
-        job_id=job_id,
-        ending_run=ending_run,
-        exclude=tuple(exclude),
-        need=need,
-        until=until,
-        revives=revives,
-    )
-    return carry_out(client, order, unavailable=unavailable, timeout_s=timeout_s, clock=clock, report=report)
-
-
-def watch_until_running(
-    client: SlurmClient,
-    job_id: int,
-    *,
-    ending_run: int,
-    exclude: Sequence[str] = (),
-    need: Need | None = None,
-    until: Until = Until.RUNNING,
-    timeout_s: float = 900.0,
-    clock: Clock | None = None,
-    report: Callable[[StageOutcome], None] = lambda outcome: None,
-    max_releases: int = 3,
-) -> RequeueOutcome:
-    """See the job through from its requeue until it runs again (or is ordered to, ``until=STARTED``).
-
-    Finishes what :func:`requeue_without` began, and may be started before it: a run that has not ended
-    is waited for, not ended. A job that Slurm holds because a prolog failed
-    (``launch_failed_requeued_held``) is released, at most ``max_releases`` times, without the nodes
-    which that drained; a hold of the owner or an administrator is left alone.
-    """
-    order = RequeueRequest(
-        job_id=job_id,
-        ending_run=ending_run,
-        exclude=tuple(exclude),
-        need=need,
-        until=until,
-        max_releases=max_releases,
-        may_requeue=False,
-    )
-    return carry_out(client, order, timeout_s=timeout_s, clock=clock, report=report)
-
-
 def carry_out(
     client: SlurmClient,
     order: RequeueRequest,
@@ -200,7 +131,15 @@ def carry_out(
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
 ) -> RequeueOutcome:
-    """Do what ``order`` says; :func:`requeue_without` and :func:`watch_until_running` explain the rest."""
+    """Do what ``order`` says; ``report`` gets every order to Slurm, the outcome says how it ended.
+
+    ``unavailable``: it is known that Slurm takes no change of the job before the run has ended
+    (:class:`~slurm_robust.slurm.errors.UpdateUnavailable`). Until ``EXCLUDED`` it does what a dying batch
+    script can do; a process that survives carries out the same order until ``STARTED`` or ``RUNNING``, and
+    may begin before that one. A job that Slurm holds because a prolog failed
+    (``launch_failed_requeued_held``) is released without the nodes which that drained; a hold of the owner
+    or an administrator is left alone. Never raises for what Slurm answers. ``timeout_s`` bounds the whole.
+    """
     clock, memory = clock or SystemClock(), RequeueMemory(unavailable=unavailable)
     poll_s = _POLL_S if order.may_requeue else _WATCH_POLL_S
     looked = -_NODES_EVERY_S  # when the nodes were last asked for

@@ -197,7 +197,13 @@ def decide(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
     """Return the next step for ``job`` as it is now."""
     has_lost_script = order.revives and job.has_lost_script and job.restart_count <= order.ending_run
     if job.is_running or has_lost_script:
-        return _decide_running(order, job, memory)
+        if job.restart_count > order.ending_run:
+            return RequeueEnd(ok=True, why=f"running again on {fold(job.nodes)}")
+        if not order.may_requeue:
+            return Wait(why=f"run {job.restart_count} has not ended yet")
+        if RequeueCommand.REQUEUE in memory.refused:
+            return RequeueEnd(ok=False, why=f"Slurm does not requeue the job: {memory.refusal}")
+        return Do(stage=RequeueCommand.REQUEUE)
     if job.is_finished and not job.is_completing:
         # Cancelled by its owner, or ended by itself: reviving it would be against the owner's will.
         return RequeueEnd(ok=False, why=f"the job has ended ({_states(job)}) and is not requeued")
@@ -217,16 +223,6 @@ def decide(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
         # A hold by a user or an operator does not undo the requeue.
         return RequeueEnd(ok=True, why=pending.why if pending is not None else "requeued and excluded")
     return pending or _start(order, job, memory)
-
-
-def _decide_running(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | RequeueEnd:
-    if job.restart_count > order.ending_run:
-        return RequeueEnd(ok=True, why=f"running again on {fold(job.nodes)}")
-    if not order.may_requeue:
-        return Wait(why=f"run {job.restart_count} has not ended yet")
-    if RequeueCommand.REQUEUE in memory.refused:
-        return RequeueEnd(ok=False, why=f"Slurm does not requeue the job: {memory.refusal}")
-    return Do(stage=RequeueCommand.REQUEUE)
 
 
 def _exclude(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | None:

@@ -51,18 +51,15 @@ def drop(listener: socket.socket, sources: Iterable[Address]) -> None:
         return
     while True:
         try:
-            _attach(listener, program(chosen))
+            code = program(chosen)
+            memory = ctypes.create_string_buffer(code, len(code))
+            described = struct.pack("HL", len(code) // 8, ctypes.addressof(memory))
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
             return
         except OSError as error:
             if error.errno != errno.ENOMEM or len(chosen) == 1:
                 raise
             chosen = chosen[: len(chosen) // 2]
-
-
-def _attach(listener: socket.socket, code: bytes) -> None:
-    memory = ctypes.create_string_buffer(code, len(code))
-    described = struct.pack("HL", len(code) // 8, ctypes.addressof(memory))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
 
 
 def program(sources: Iterable[Address]) -> bytes:

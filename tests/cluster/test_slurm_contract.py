@@ -17,10 +17,11 @@ from slurm_robust.slurm.process import run_command
 from slurm_robust.slurm.pyslurm_client import PyslurmClient, PyslurmHelper
 from slurm_robust.slurm.records import KNOWN_STATES, SlurmStep
 from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_node_steps
-from slurm_robust.slurm.requeue import RequeueRequest, SystemClock, requeue_without
+from slurm_robust.slurm.requeue import RequeueRequest, SystemClock
 from slurm_robust.slurm.watcher import watcher_job
 from tests.contracts.history import HistoryContract
 from tests.contracts.slurm import SlurmContract, World, running_job
+from tests.requeues import requeue_without
 from tests.slurm_language import cases
 from tests.waiting import wait_for
 
@@ -251,7 +252,7 @@ def test_a_small_job_brings_the_other_one_back(sandboxes: Callable[..., Sandbox]
     log = Path("/home") / world.user / "watch.log"
     with running_job(world, 2) as job:
         bad = job.nodes[1]
-        assert requeue_without(world.client, job.job_id, [bad], ending_run=0).ok
+        assert requeue_without(world.client, job.job_id, [bad]).ok
         watch = world.client.submit(
             watcher_job(RequeueRequest(job_id=job.job_id, ending_run=0, exclude=(bad,)), log=log)
         )

@@ -31,9 +31,8 @@ from slurm_robust.slurm.requeue import (
     StageOutcome,
     Until,
     carry_out,
-    requeue_without,
-    watch_until_running,
 )
+from tests.requeues import requeue_without, watch_until_running
 
 NO_SUCH_JOB = 66_000_000
 
@@ -334,7 +333,7 @@ class SlurmContract:
             assert again.restart_count == 1
             assert again.nodes == ()
             assert client.allocation(job.job_id).nodes == ()
-            back = watch_until_running(client, job.job_id, ending_run=0, clock=world.clock, timeout_s=60)
+            back = watch_until_running(client, job.job_id, clock=world.clock, timeout_s=60)
             assert back.ok, back.detail
             assert client.job(job.job_id).restart_count == 1
 
@@ -580,21 +579,17 @@ class SlurmContract:
         with running_job(world, 1) as job:
             bad = job.nodes[0]
             seen: list[StageOutcome] = []
-            first = requeue_without(
-                world.client, job.job_id, [bad], ending_run=0, clock=world.clock, report=seen.append
-            )
+            first = requeue_without(world.client, job.job_id, [bad], clock=world.clock, report=seen.append)
             assert first.ok, first.detail
             assert [s.stage for s in seen if s.ok] == [RequeueCommand.REQUEUE, RequeueCommand.EXCLUDE]
             rest = watch_until_running(
-                world.client, job.job_id, ending_run=0, exclude=[bad], clock=world.clock, timeout_s=60
+                world.client, job.job_id, exclude=[bad], clock=world.clock, timeout_s=60
             )
             assert rest.ok, rest.detail
             assert rest.job is not None
             assert bad not in rest.job.nodes
             assert rest.job.restart_count == 1
-            again = requeue_without(
-                world.client, job.job_id, [bad], ending_run=0, until=Until.RUNNING, clock=world.clock
-            )
+            again = requeue_without(world.client, job.job_id, [bad], until=Until.RUNNING, clock=world.clock)
             assert again.ok
             assert again.job is not None
             assert again.job.restart_count == 1

@@ -99,15 +99,11 @@ def _settings(host: Host, sysctls: tuple[str, ...]) -> dict[str, str]:
     huge_pages = re.search(r"\[(\w+)\]", host.read_or("/sys/kernel/mm/transparent_hugepage/enabled"))
     return {
         **_kernel_options(host.read_or("/proc/cmdline")),
-        **{name: _fields(host.read_or(f"/proc/sys/{name.replace('.', '/')}")) for name in sysctls},
+        **{name: " ".join(host.read_or(f"/proc/sys/{name.replace('.', '/')}").split()) for name in sysctls},
         "CPU governor": _governors(host),
         "transparent huge pages": huge_pages[1] if huge_pages else "",
         "slurmd's locked memory": _memlock(host),
     }
-
-
-def _fields(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _kernel_options(text: str) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.kernel.host import Host
@@ -12,6 +12,8 @@ from slurm_robust.model.findings import Effect, Finding, Party, Suggestion, Writ
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
+
+V = TypeVar("V")
 
 SYSFS = "/sys/class/net"
 _ARPHRD_ETHER = 1
@@ -137,14 +139,18 @@ def _wanted(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, str]:
         return wanted | dict.fromkeys(linked, "as in the baseline")
     for name, interface in view.facts.interfaces.items():
         # A link that was lost had been there; one that was never there may have no cable.
-        was_up = any(had for _, had in readings(view, partial(_had_link, name=name)))
+        was_up = any(had for _, had in _track(view, name, lambda one: one.has_link))
         if was_up or (interface.is_up and (interface.gained or 0) > 0):
             wanted[name] = "as before in this boot"
     return wanted
 
 
-def _had_link(facts: EthernetFacts, name: str) -> bool:
-    return name in facts.interfaces and facts.interfaces[name].has_link
+def _track(
+    view: View[EthernetFacts], name: str, read: Callable[[Interface], V | None]
+) -> list[tuple[float, V]]:
+    """Return what ``read`` says of the interface over this boot; runs that did not see it are left out."""
+    seen = readings(view, lambda facts: facts.interfaces.get(name))
+    return [(at, value) for at, one in seen if (value := read(one)) is not None]
 
 
 def judge_speed(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -185,7 +191,7 @@ def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Find
     """Find error counters that rose by more than is allowed within the last hour."""
     limit = config.network.max_ethernet_errors_per_hour
     for name in _judged(view, config.network):
-        tracks = readings(view, partial(_errors, name=name))
+        tracks = _track(view, name, lambda one: one.errors)
         source = f"{SYSFS}/{name}/statistics"
         found = [
             judged(
@@ -205,22 +211,14 @@ def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Find
         yield from found or [judged("ethernet.errors", "", subject=name, value="", limit="", source=source)]
 
 
-def _errors(facts: EthernetFacts, name: str) -> dict[str, int] | None:
-    return facts.interfaces[name].errors if name in facts.interfaces else None
-
-
 def judge_flaps(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
     """Find links that were lost and came back."""
     for name, interface in _judged(view, config.network).items():
         if interface.lost is None:
             continue
-        track = readings(view, partial(_lost, name=name))
+        track = _track(view, name, lambda one: one.lost)
         source = f"{SYSFS}/{name}/carrier_down_count"
         yield flaps("ethernet.flaps", name, track, view.at, config.network, source)
-
-
-def _lost(facts: EthernetFacts, name: str) -> int | None:
-    return facts.interfaces[name].lost if name in facts.interfaces else None
 
 
 def _judged(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, Interface]:

@@ -84,12 +84,8 @@ def read_use(host: Host, config: NodeConfig) -> GpuUse:
     """Use of all GPUs. Waits up to 2 s for memory that no living process holds: it is about to be freed."""
     deadline = time.monotonic() + SETTLE_S
     while True:
-        use = _read_use(host)
+        green = nvidia.read_use(host)
+        use = GpuUse(gpus=green + amd.read_use(host, first=len(green)))
         if time.monotonic() >= deadline or not any(is_held(gpu, config) for gpu in use.gpus):
             return use
         time.sleep(_POLL_S)
-
-
-def _read_use(host: Host) -> GpuUse:
-    green = nvidia.read_use(host)
-    return GpuUse(gpus=green + amd.read_use(host, first=len(green)))

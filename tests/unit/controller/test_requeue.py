@@ -11,8 +11,8 @@ from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.slurm.requeue import watch_until_running
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.requeues import watch_until_running
 
 
 def started(slurm: FakeSlurm, *options: str) -> int:
@@ -109,7 +109,7 @@ def test_without_slurmdbd_the_watcher_excludes_nodes_of_a_resized_job(
     requeuer.ask(("n2",), lambda what, ok, detail: said.append((what, ok)), lambda answer: None)
     assert said == [(stage, True) for stage in stages]
     clock = slurm.cluster.clock
-    assert watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock).ok
+    assert watch_until_running(slurm, job_id, exclude=["n2"], clock=clock).ok
     assert slurm.job(job_id).excluded_nodes == ("n2",)
 
 

@@ -11,7 +11,7 @@ from slurm_robust.slurm import errors
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.slurm.requeue import RequeueOutcome, carry_out, requeue_without, watch_until_running
+from slurm_robust.slurm.requeue import RequeueOutcome, carry_out
 from slurm_robust.slurm.requeue_plan import (
     Do,
     RequeueCommand,
@@ -28,6 +28,7 @@ from slurm_robust.slurm.requeue_plan import (
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import records
+from tests.requeues import requeue_without, watch_until_running
 from tests.there import there
 
 ORDER = RequeueRequest(job_id=7, ending_run=0, exclude=("n2",))
@@ -193,10 +194,10 @@ def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
     clock = slurm.cluster.clock
     begun = clock.now
     said: list[StageOutcome] = []
-    first = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=clock, report=told(said))
+    first = requeue_without(slurm, job_id, ["n2"], clock=clock, report=told(said))
     assert first.ok
     assert clock.now == begun, "nothing to wait for before the batch script ends"
-    rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
+    rest = watch_until_running(slurm, job_id, exclude=["n2"], clock=clock, report=told(said))
     assert rest.ok
     assert there(rest.job).nodes == ("n1", "n3")
     assert clock.now - begun < 5
@@ -215,12 +216,10 @@ def test_where_slurm_takes_no_change_before_the_run_has_ended(
     slurm.cluster.slurmdbd = False
     slurm.shrink(job_id, ["n1"])
     clock, said = slurm.cluster.clock, []
-    first = requeue_without(
-        slurm, job_id, ["n2"], ending_run=0, unavailable=known, clock=clock, report=told(said)
-    )
+    first = requeue_without(slurm, job_id, ["n2"], unavailable=known, clock=clock, report=told(said))
     assert first.ok
     assert [outcome.stage for outcome in said] == [RequeueCommand.REQUEUE, *tried]
-    rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
+    rest = watch_until_running(slurm, job_id, exclude=["n2"], clock=clock, report=told(said))
     assert rest.ok
     assert there(rest.job).excluded_nodes == ("n2",)
 
@@ -234,12 +233,12 @@ def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm
     )
     said: list[StageOutcome] = []
     outcome = watch_until_running(
-        slurm, job_id, ending_run=0, exclude=["n2"], until=Until.STARTED, clock=clock, report=told(said)
+        slurm, job_id, exclude=["n2"], until=Until.STARTED, clock=clock, report=told(said)
     )
     assert outcome.ok
     assert [o.stage for o in said] == [RequeueCommand.EXCLUDE, RequeueCommand.START]
     never = started(slurm, 1)
-    outcome = watch_until_running(slurm, never, ending_run=0, clock=clock, timeout_s=30)
+    outcome = watch_until_running(slurm, never, clock=clock, timeout_s=30)
     assert not outcome.ok
     assert "run 0 has not ended yet" in outcome.detail
 
@@ -249,18 +248,14 @@ def test_a_watcher_that_comes_too_late_does_nothing(slurm: FakeSlurm) -> None:
     slurm.requeue(job_id)
     slurm.cluster.clock.advance(200)
     said: list[StageOutcome] = []
-    outcome = watch_until_running(
-        slurm, job_id, ending_run=0, exclude=["n2"], clock=slurm.cluster.clock, report=told(said)
-    )
+    outcome = watch_until_running(slurm, job_id, exclude=["n2"], clock=slurm.cluster.clock, report=told(said))
     assert outcome.ok
     assert said == []
 
 
 def test_a_pinned_job_drops_the_pin_of_the_bad_node(slurm: FakeSlurm) -> None:
     job_id = started(slurm, required_nodes=("n1", "n2"))
-    outcome = requeue_without(
-        slurm, job_id, ["n2"], ending_run=0, until=Until.RUNNING, clock=slurm.cluster.clock
-    )
+    outcome = requeue_without(slurm, job_id, ["n2"], until=Until.RUNNING, clock=slurm.cluster.clock)
     assert outcome.job is not None
     assert outcome.job.nodes == ("n1", "n3")
     assert outcome.job.required_nodes == ("n1",)
@@ -270,7 +265,7 @@ def test_failed_prologs_are_worked_around(slurm: FakeSlurm) -> None:
     job_id = started(slurm)
     slurm.requeue(job_id)
     slurm.cluster.failing_prologs.update({"n1", "n2"})
-    outcome = watch_until_running(slurm, job_id, ending_run=0, clock=slurm.cluster.clock)
+    outcome = watch_until_running(slurm, job_id, clock=slurm.cluster.clock)
     assert outcome.ok
     assert outcome.job is not None
     assert outcome.job.nodes == ("n3", "n4")
@@ -282,7 +277,7 @@ def test_failing_prologs_are_not_worked_around_for_ever() -> None:
     job_id = started(slurm, 1)
     slurm.requeue(job_id)
     slurm.cluster.failing_prologs.update(slurm.cluster.nodes)
-    outcome = watch_until_running(slurm, job_id, ending_run=0, clock=slurm.cluster.clock, max_releases=3)
+    outcome = watch_until_running(slurm, job_id, clock=slurm.cluster.clock)
     assert not outcome.ok
     assert "after 3 releases" in outcome.detail
 
@@ -290,7 +285,7 @@ def test_failing_prologs_are_not_worked_around_for_ever() -> None:
 def test_a_cancelled_job_is_not_revived(slurm: FakeSlurm) -> None:
     job_id = started(slurm)
     slurm.cancel(job_id)
-    outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=slurm.cluster.clock)
+    outcome = requeue_without(slurm, job_id, ["n2"], clock=slurm.cluster.clock)
     assert not outcome.ok
     assert slurm.job(job_id).is_finished
 
@@ -301,7 +296,7 @@ def test_slurm_away_for_a_while(slurm: FakeSlurm) -> None:
     back = clock.now + 10
     slurm.cluster.unreachable = True
     clock.on_advance.append(lambda now: setattr(slurm.cluster, "unreachable", now < back))
-    outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=clock, timeout_s=30)
+    outcome = requeue_without(slurm, job_id, ["n2"], clock=clock, timeout_s=30)
     assert outcome.ok
     assert clock.now >= back
 
@@ -309,7 +304,7 @@ def test_slurm_away_for_a_while(slurm: FakeSlurm) -> None:
 def test_slurm_away_for_good(slurm: FakeSlurm) -> None:
     job_id = started(slurm)
     slurm.cluster.unreachable = True
-    outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=slurm.cluster.clock, timeout_s=5)
+    outcome = requeue_without(slurm, job_id, [], clock=slurm.cluster.clock, timeout_s=5)
     assert not outcome.ok
     assert not outcome.final
     assert "not done within 5 s" in outcome.detail
@@ -320,17 +315,17 @@ def test_no_requeue_and_no_job(slurm: FakeSlurm) -> None:
     clock = slurm.cluster.clock
     job_id = started(slurm, requeue=False)
     said: list[StageOutcome] = []
-    outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=clock, report=told(said))
+    outcome = requeue_without(slurm, job_id, [], clock=clock, report=told(said))
     assert not outcome.ok
     assert outcome.final
     assert [(o.stage, o.ok) for o in said] == [(RequeueCommand.REQUEUE, False)]
-    assert not requeue_without(slurm, 99, [], ending_run=0, clock=clock).ok
+    assert not requeue_without(slurm, 99, [], clock=clock).ok
 
 
 def test_a_job_that_an_administrator_holds_is_requeued_all_the_same(slurm: FakeSlurm) -> None:
     job_id = started(slurm)
     slurm.cluster.put(slurm.job(job_id), priority=0, reason="JobHeldAdmin")
-    outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=slurm.cluster.clock)
+    outcome = requeue_without(slurm, job_id, ["n2"], clock=slurm.cluster.clock)
     assert outcome.ok
     assert outcome.detail.startswith("an administrator holds it (JobHeldAdmin)")
     assert there(outcome.job).excluded_nodes == ("n2",)
@@ -339,7 +334,7 @@ def test_a_job_that_an_administrator_holds_is_requeued_all_the_same(slurm: FakeS
 def test_an_expedited_job_needs_nobody_who_watches(slurm: FakeSlurm) -> None:
     job_id = started(slurm, options=("--requeue=expedite",))
     clock = slurm.cluster.clock
-    assert requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=clock).ok
+    assert requeue_without(slurm, job_id, ["n2"], clock=clock).ok
     clock.advance(slurm.cluster.completing_s)
     assert slurm.job(job_id).nodes == ("n1", "n3")
 
@@ -347,7 +342,7 @@ def test_an_expedited_job_needs_nobody_who_watches(slurm: FakeSlurm) -> None:
 def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:
     job_id = started(slurm)
     outcome = requeue_without(
-        slurm, job_id, ["gone"], ending_run=0, until=Until.RUNNING, clock=slurm.cluster.clock, timeout_s=60
+        slurm, job_id, ["gone"], until=Until.RUNNING, clock=slurm.cluster.clock, timeout_s=60
     )
     assert outcome.ok
 
