@@ -34,21 +34,6 @@ def _constant(job_id: str) -> dict[str, str]:
 
 def families(status: LiveStatus) -> Iterator[Family]:
     """Return all metrics of a job, in the order of the table; what is not known has no sample."""
-    yield from _of_the_job(status)
-    yield from _of_the_training(status)
-    yield _one(JobMetric.INCIDENT_OPEN, status.incident is not None)
-    yield _one(JobMetric.INCIDENT_AGE, status.incident.age_s if status.incident is not None else None)
-    if status.totals is not None:
-        yield from _of_the_past(status.totals)
-    yield from _of_checkpoints(status)
-    yield from _of_nodes(_bounded(status.nodes), str(status.job_id))
-
-
-def _one(metric: Metric, value: float | None) -> Family:
-    return metric, () if value is None else (((), value),)
-
-
-def _of_the_job(status: LiveStatus) -> Iterator[Family]:
     about = (status.run_id, status.mode, status.host, __version__)
     yield JobMetric.INFO, ((about, 1),)
     yield JobMetric.STAGE, (((status.stage,), 1),)
@@ -67,9 +52,6 @@ def _of_the_job(status: LiveStatus) -> Iterator[Family]:
     yield _one(JobMetric.TURN, status.turn_s)
     yield _one(JobMetric.JOURNAL_BEHIND, status.behind)
     yield _one(JobMetric.MOMENT_TIME, status.t)
-
-
-def _of_the_training(status: LiveStatus) -> Iterator[Family]:
     yield _one(JobMetric.STEP, status.step)
     yield _one(JobMetric.BEST_STEP, status.best_step if status.reports else None)
     yield _one(JobMetric.STEP_AGE, status.step_age_s)
@@ -80,6 +62,20 @@ def _of_the_training(status: LiveStatus) -> Iterator[Family]:
     yield _one(JobMetric.NON_FINITE, status.non_finite)
     yield _one(JobMetric.ETTR, status.ettr)
     yield _one(JobMetric.ETTR_HOUR, status.ettr_hour)
+    yield _one(JobMetric.INCIDENT_OPEN, status.incident is not None)
+    yield _one(JobMetric.INCIDENT_AGE, status.incident.age_s if status.incident is not None else None)
+    if status.totals is not None:
+        yield from _of_the_past(status.totals)
+    yield JobMetric.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in status.tiers]
+    yield (
+        JobMetric.CHECKPOINT_AGE,
+        [((tier.tier.value,), tier.age_s) for tier in status.tiers if tier.age_s is not None],
+    )
+    yield from _of_nodes(_bounded(status.nodes), str(status.job_id))
+
+
+def _one(metric: Metric, value: float | None) -> Family:
+    return metric, () if value is None else (((), value),)
 
 
 def _of_the_past(totals: JobTotals) -> Iterator[Family]:
@@ -99,14 +95,6 @@ def _of_the_past(totals: JobTotals) -> Iterator[Family]:
 
 def _by_name(values: dict[str, float] | dict[str, int]) -> list[Sample]:
     return [((name,), value) for name, value in values.items()]
-
-
-def _of_checkpoints(status: LiveStatus) -> Iterator[Family]:
-    yield JobMetric.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in status.tiers]
-    yield (
-        JobMetric.CHECKPOINT_AGE,
-        [((tier.tier.value,), tier.age_s) for tier in status.tiers if tier.age_s is not None],
-    )
 
 
 @lru_cache(maxsize=MAX_KNOWN)
