@@ -36,9 +36,7 @@ def blocks(page: str) -> list[Block]:
     """All blocks of commands, in their order."""
     return [
         Block(
-            line=page.count("\n", 0, found.start(1)) + 1,
-            code=found[1],
-            shows=tuple(_SHOWS.findall(found[2])),
+            line=page.count("\n", 0, found.start(1)) + 1, code=found[1], shows=tuple(_SHOWS.findall(found[2]))
         )
         for found in _BLOCK.finditer(page)
     ]

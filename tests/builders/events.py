@@ -47,3 +47,11 @@ _CONTINUED = ev.Continued(
 def continued(**changes: object) -> ev.Continued:
     """Goes on from job 1, whose third generation has no seal yet, but for ``changes``."""
     return structs.replace(_CONTINUED, **changes)
+
+
+def allocation_taken(
+    slots: tuple[str, ...] = ("n1",), spares: tuple[str, ...] = (), **changes: object
+) -> ev.AllocationTaken:
+    """Return the first run's allocation of these ``slots`` and ``spares``, but for ``changes``."""
+    taken = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares)
+    return structs.replace(taken, **changes)

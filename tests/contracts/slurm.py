@@ -421,11 +421,7 @@ class SlurmContract:
         """Slurm chooses nodes of the partition, and others for those that are drained or down."""
         partition = world.client.nodes()[0].partitions[0]
         request = ReservationRequest(
-            name="contract",
-            node_count=2,
-            users=(world.user,),
-            partition=partition,
-            flags=("REPLACE_DOWN",),
+            name="contract", node_count=2, users=(world.user,), partition=partition, flags=("REPLACE_DOWN",)
         )
 
         def nodes() -> tuple[str, ...]:

@@ -145,8 +145,7 @@ def test_a_run_in_between_that_passes_begins_the_count_anew(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("confirm", "blame", "alerts"),
-    [(1, Party.NODE, 1), (3, Party.NODE, 0), (3, Party.SITE, 1)],
+    ("confirm", "blame", "alerts"), [(1, Party.NODE, 1), (3, Party.NODE, 0), (3, Party.SITE, 1)]
 )
 def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Party, alerts: int) -> None:
     finding = Finding(

@@ -20,9 +20,7 @@ from slurm_robust.admin.history import (
     timeline,
     work_of,
 )
-from slurm_robust.admin.history import (
-    main as history_main,
-)
+from slurm_robust.admin.history import main as history_main
 from slurm_robust.analysis.lemons import score
 from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode

@@ -26,10 +26,11 @@ from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import Report
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import Reservation, SlurmNode
+from slurm_robust.slurm.records import Reservation
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import records
 from tests.unit.hooks.hook_node import Events
 from tests.users import as_another_user
 
@@ -356,6 +357,6 @@ def test_what_keeps_a_node_from_being_given_back_is_named(
     states: tuple[str, ...], more: dict[str, object], obstacle: str
 ) -> None:
     fields: dict[str, object] = {"reason": REASON, "reason_user": "root", **more}
-    node = SlurmNode(name="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
+    node = records.node(*states, **fields)
     assert obstacle in obstacle_of(node)
     assert bool(obstacle_of(node)) is bool(obstacle)

@@ -33,6 +33,7 @@ from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import records
 from tests.unit.admin.test_quarantine import REASON, Ward, found
 
 NOW = 1_000_000.0
@@ -106,7 +107,7 @@ def test_nothing_is_done_where_nothing_may_be() -> None:
 def test_a_boot_is_proven_by_its_time_and_by_the_node_that_is_back(
     states: tuple[str, ...], before: float | None, boot: float | None, booted: bool
 ) -> None:
-    node = SlurmNode(name="n1", address="n1", states=frozenset(states))
+    node = records.node(*states)
     assert has_booted(before, node, boot) is booted
 
 
@@ -125,7 +126,7 @@ def test_a_boot_is_proven_by_its_time_and_by_the_node_that_is_back(
     ],
 )
 def test_only_what_a_reboot_makes_slurm_add_is_put_right(reason: str, ours: bool) -> None:
-    node = SlurmNode(name="n1", address="n1", states=frozenset({"IDLE", "DRAIN"}), reason=reason)
+    node = records.node("IDLE", "DRAIN", reason=reason)
     assert (
         is_left_by_us(node, RepairStep(t=0.0, step="ordered", kind=RepairKind.REBOOT, reason=REASON)) is ours
     )
@@ -185,13 +186,7 @@ class Shop:
         repairer = Repairer(ward.slurm, self.hands, self.config, ward.log, self.folder, **clock)
         repairer.go_on(ward.slurm.nodes())
         quarantine = Quarantine(
-            ward.slurm,
-            job_test(ward.slurm, None),
-            ward.log,
-            ward.notes,
-            runs=1,
-            remedy=repairer,
-            **clock,
+            ward.slurm, job_test(ward.slurm, None), ward.log, ward.notes, runs=1, remedy=repairer, **clock
         )
         results = quarantine.run(names)
         for result in results:
@@ -437,11 +432,7 @@ def test_a_reset_is_proven_by_what_the_driver_says_afterwards(after: tuple[Gpu, 
     ("label", "facts", "wrong"),
     [
         ("gpu9", GpuFacts(gpus=(GOOD,)), "does not list gpu9"),
-        (
-            "gpu3",
-            GpuFacts(gpus=(msgspec.structs.replace(GOOD, vendor="amd"),)),
-            "nvidia-smi cannot reset",
-        ),
+        ("gpu3", GpuFacts(gpus=(msgspec.structs.replace(GOOD, vendor="amd"),)), "nvidia-smi cannot reset"),
         ("gpu3", GpuFacts(gpus=(msgspec.structs.replace(GOOD, bus=""),)), "nvidia-smi cannot reset"),
     ],
 )

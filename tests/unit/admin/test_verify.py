@@ -108,10 +108,7 @@ def test_slurm_user_writes_also_as_a_member_of_its_group(tmp_path: Path, mode: i
     ("program", "fix"),
     [
         ((), "--apply makes it"),
-        (
-            ("/usr/sbin/nhc",),
-            "--systemd-timer on every node; or link /usr/sbin/nhc into",
-        ),
+        (("/usr/sbin/nhc",), "--systemd-timer on every node; or link /usr/sbin/nhc into"),
     ],
 )
 def test_the_fix_for_the_periodic_checks_is_one_that_helps(program: tuple[str, ...], fix: str) -> None:

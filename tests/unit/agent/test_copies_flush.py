@@ -242,13 +242,7 @@ def test_another_generation_knows_nothing_of_the_flush(make: MakeNode, writer: P
 def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
     hanging = StorageWriter((sys.executable, "-c", "import threading; threading.Event().wait()"))
     order = FlushOrder(
-        images={},
-        checkpoint=ref(1, 1),
-        world_size=1,
-        places={},
-        job_dir="/",
-        run_id=RUN,
-        layout="",
+        images={}, checkpoint=ref(1, 1), world_size=1, places={}, job_dir="/", run_id=RUN, layout=""
     )
     assert "the storage hangs" in hanging.write(order, timeout_s=0.5)
     assert hanging._process is None

@@ -248,16 +248,7 @@ def test_a_short_memory_is_noted_and_takes_fewer_copies(make: MakeNode, job: Pat
     a.service.news()
     assert a.service.notes() == ["memory for snapshots: not enough"]
     channel = connect(a, job)
-    channel.send(
-        Put(
-            run_id=RUN,
-            launch=1,
-            restore=None,
-            rank=5,
-            checkpoint=ref(1, 1),
-            total=2 * MIB,
-        )
-    )
+    channel.send(Put(run_id=RUN, launch=1, restore=None, rank=5, checkpoint=ref(1, 1), total=2 * MIB))
     assert "no room for copies of other nodes" in channel.answer().reason
     channel.close()
     a.launch(2, (0,))

@@ -76,11 +76,7 @@ def test_without_an_answer_nothing_goes(cluster: FakeCluster, tmp_path: Path) ->
 
 
 def environ(job: int, restarts: int = 0) -> dict[str, str]:
-    return {
-        "SLURM_JOB_ID": str(job),
-        "SLURM_JOB_NODELIST": "n1",
-        "SLURM_RESTART_COUNT": str(restarts),
-    }
+    return {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "n1", "SLURM_RESTART_COUNT": str(restarts)}
 
 
 def test_a_job_that_is_requeued_is_not_over(cluster: FakeCluster) -> None:

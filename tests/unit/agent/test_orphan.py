@@ -16,7 +16,7 @@ from tests.builders import records
 NODES = tuple(f"n{i}" for i in range(1, 7))
 ALLOCATION = Allocation(job_id=7, nodes=NODES, gpus_per_node={}, batch_host="n1", restart_count=2)
 JOB = records.job(name="j", user_name="a", nodes=NODES[1:], batch_host="n1", restart_count=2)
-DOWN = SlurmNode(name="n1", address="10.0.0.1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
+DOWN = records.node("DOWN", "NOT_RESPONDING", address="10.0.0.1")
 
 
 def test_a_job_whose_batch_host_is_down_is_an_orphan() -> None:

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from slurm_robust.agent.rankenv import (
-    NOWHERE,
-    Binding,
-    bindings,
-    build_spawn,
-    find_shortage,
-)
+from slurm_robust.agent.rankenv import NOWHERE, Binding, bindings, build_spawn, find_shortage
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import JobDirectory

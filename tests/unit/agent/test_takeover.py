@@ -17,7 +17,7 @@ from slurm_robust.policy.takeover import AGAIN_S, FRESH_S, MAX_CONTROLLERS, TURN
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from tests.builders import specs
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 from tests.waiting import wait_for
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -32,7 +32,7 @@ class World:
         self.spec = specs.job_spec(run_id="7-abcd", takeover_s=10.0)
         events = (
             run_started(t=0.0, job_id=7, slots=3, spares=1),
-            ev.AllocationTaken(t=0.0, restart_count=0, nodes=NODES, slots=NODES[:3], spares=("n4",)),
+            allocation_taken(NODES[:3], ("n4",), t=0.0, nodes=NODES),
         )
         self.job.journal.write_bytes(b"".join(ev.encode_event(event) + b"\n" for event in events))
         self.controller = self.take("n1")

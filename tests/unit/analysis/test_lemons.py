@@ -10,15 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_robust.analysis.lemons import (
-    HOUR_S,
-    Failure,
-    Work,
-    at_least,
-    least_ratio,
-    pinned,
-    score,
-)
+from slurm_robust.analysis.lemons import HOUR_S, Failure, Work, at_least, least_ratio, pinned, score
 
 DAYS_28 = 28 * 86400.0
 

@@ -27,16 +27,7 @@ from benchmarks.code_matrix.cases import (
 )
 from benchmarks.code_matrix.outcomes import Outcome, complaints, lost_s, read
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import (
-    Action,
-    Blame,
-    Diagnose,
-    Evict,
-    FaultKind,
-    GiveUp,
-    Restart,
-    Signature,
-)
+from slurm_robust.model.incident import Action, Blame, Diagnose, Evict, FaultKind, GiveUp, Restart, Signature
 from tests.builders import incidents
 
 CRASH = Case("crash", REPORTED, EVERY_TIME, 0.5)

@@ -108,8 +108,7 @@ def test_late_is_not_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blamed", "column"),
-    [(("n2",), THE_NODE), (("n2", "n3"), WITH_OTHERS), (("n3",), ANOTHER), ((), NOBODY)],
+    ("blamed", "column"), [(("n2",), THE_NODE), (("n2", "n3"), WITH_OTHERS), (("n3",), ANOTHER), ((), NOBODY)]
 )
 def test_an_answer_falls_into_the_column_of_whom_it_blamed(blamed: tuple[str, ...], column: str) -> None:
     found = replace(PLANTED, blamed=blamed)

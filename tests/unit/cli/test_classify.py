@@ -28,13 +28,7 @@ def test_a_person_reads_what_failed_and_what_to_do(
 ) -> None:
     assert main(["classify", *logs(tmp_path, log=f"start\n[b]one[/b]\n{OOM}\nlast\n")]) == 0
     said = capsys.readouterr().out
-    for text in (
-        "gpu_oom",
-        "how the job was set up",
-        "change the settings",
-        "gpu-out-of-memory",
-        f"3 {OOM}",
-    ):
+    for text in ("gpu_oom", "how the job was set up", "change the settings", "gpu-out-of-memory", f"3 {OOM}"):
         assert text in said
     assert "2 [b]one[/b]" in said
 

@@ -161,12 +161,7 @@ def test_what_only_users_say_makes_no_lemon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", OURS),
-        ("srobust: ETTR 3.0 %", OURS),
-        ("grant 4711", "grant 4711"),
-    ],
+    ("before", "after"), [("", OURS), ("srobust: ETTR 3.0 %", OURS), ("grant 4711", "grant 4711")]
 )
 def test_the_comment_of_a_job_is_nobody_elses(before: str, after: str) -> None:
     slurm = FakeSlurm(FakeCluster(nodes=["n1"]))

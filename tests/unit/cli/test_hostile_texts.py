@@ -518,16 +518,18 @@ def test_every_command_is_fuzzed() -> None:
     assert [name for name in commands() if f'"{name}"' not in source] == []
 
 
+PACKAGE = Path(__file__).parents[3] / "slurm_robust"
+VIEWS = [
+    path
+    for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "run")
+    for path in (PACKAGE / unit).rglob("*.py")
+]
+
+
 def test_views_make_no_console_of_their_own_and_write_past_nobody() -> None:
     """What is written elsewhere would be cleaned by nobody."""
-    package = Path(__file__).parents[3] / "slurm_robust"
-    files = [
-        path
-        for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "run")
-        for path in (package / unit).rglob("*.py")
-    ]
     bad = re.compile(r"\bConsole\(|std(out|err)\.buffer|__std(out|err)__|from_markup|\bmarkup=True")
-    found = {path.name for path in files if bad.search(path.read_text())}
+    found = {path.name for path in VIEWS if bad.search(path.read_text())}
     assert found == {"deep_check.py", "gpu_reset.py"}  # both answer a program
 
 
@@ -536,13 +538,7 @@ def test_one_function_prints_json() -> None:
 
     The page of a report holds the data of its charts.
     """
-    package = Path(__file__).parents[3] / "slurm_robust"
-    files = [
-        path
-        for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "run")
-        for path in (package / unit).rglob("*.py")
-    ]
-    assert {path.name for path in files if "as_json(" in path.read_text()} == {
+    assert {path.name for path in VIEWS if "as_json(" in path.read_text()} == {
         "console.py",
         "logs.py",
         "page.py",

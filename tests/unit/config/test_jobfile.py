@@ -120,11 +120,7 @@ def test_names_in_the_environment_are_unique_and_none_is_a_worker_variable() -> 
 @pytest.mark.parametrize(
     ("variable", "text", "expected"),
     [
-        (
-            "SROBUST_CONFIG_NODEZ",
-            "1",
-            "variable SROBUST_CONFIG_NODEZ: unknown key nodez; did you mean nodes",
-        ),
+        ("SROBUST_CONFIG_NODEZ", "1", "variable SROBUST_CONFIG_NODEZ: unknown key nodez; did you mean nodes"),
         (
             "SROBUST_CONFIG_NODES",
             "[1",

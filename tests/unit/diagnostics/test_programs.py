@@ -163,10 +163,7 @@ def test_a_step_of_the_reference_model_is_the_same_again_and_not_with_a_flipped_
 def test_processors_of_a_node_must_agree() -> None:
     assert reference.agreed({"gpu0": "a", "gpu1": "a"}, "h200").digest == "a"
     odd = reference.agreed({"gpu0": "a", "gpu1": "b", "gpu2": "a"}, "h200")
-    assert (odd.outcome, odd.text) == (
-        Outcome.FAIL,
-        "gpu1 found another result than 2 others of the node",
-    )
+    assert (odd.outcome, odd.text) == (Outcome.FAIL, "gpu1 found another result than 2 others of the node")
     torn = reference.agreed({"gpu0": "a", "gpu1": "b"}, "h200")
     assert (torn.outcome, torn.text) == (Outcome.FAIL, "2 processors of the node found 2 results")
 

@@ -62,11 +62,7 @@ srobust run --name b x.py
 """
     assert run_of(script) == RobustRun(
         words=("--name", "a", "x.py"),
-        variables=(
-            "SROBUST_CONFIG_SPARES=1",
-            'SROBUST_CONFIG_MODE="$MODE"',
-            "SROBUST_CONFIG_JOB_DIR='/a b'",
-        ),
+        variables=("SROBUST_CONFIG_SPARES=1", 'SROBUST_CONFIG_MODE="$MODE"', "SROBUST_CONFIG_JOB_DIR='/a b'"),
         more=1,
         hears=False,
     )

@@ -7,13 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from slurm_robust.fleet.accept import JobEntry
-from slurm_robust.model.jobsummary import (
-    FORMAT,
-    IncidentSummary,
-    JobSummary,
-    NodeWork,
-    SpooledSummary,
-)
+from slurm_robust.model.jobsummary import FORMAT, IncidentSummary, JobSummary, NodeWork, SpooledSummary
 
 DAY = 20_000
 BEGIN = DAY * 86400.0  # 2024-10-04

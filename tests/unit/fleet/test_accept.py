@@ -145,7 +145,7 @@ def test_work_over_midnight_is_divided_by_days() -> None:
 
 def test_the_switch_and_gpus_of_nodes() -> None:
     def node(name: str, *gres: Gres) -> SlurmNode:
-        return SlurmNode(name=name, address=name, states=frozenset({"IDLE"}), gres=gres)
+        return records.node(name=name, gres=gres)
 
     gpus = Gres(name="gpu", type="h200", count=8)
     nodes = [node("r1n1", gpus), node("r1n2"), node("x", Gres(name="gpu", type="", count=4))]

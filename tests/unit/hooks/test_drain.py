@@ -13,6 +13,7 @@ from slurm_robust.hooks.record import DrainAction, DrainCause, OwnDrain
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.verdict import Report
 from slurm_robust.slurm.records import SlurmNode
+from tests.builders.records import node as slurm_node
 
 NOW = 1_000_000.0
 REASON = "srobust: gpu3 XID 79, fell off the bus"
@@ -43,15 +44,7 @@ OURS = OwnDrain(
 
 
 def node(*states: str, name: str = "n1", reason: str = "", user: str = "root", **more: object) -> SlurmNode:
-    more.setdefault("partitions", ("main",))
-    return SlurmNode(
-        name=name,
-        address=name,
-        states=frozenset(states or ("IDLE",)),
-        reason=reason,
-        reason_user=user,
-        **more,  # type: ignore[arg-type]  # checked by the record
-    )
+    return slurm_node(*states, name=name, reason=reason, reason_user=user, **more)
 
 
 def drained(*states: str, reason: str = REASON, **more: object) -> SlurmNode:

@@ -19,10 +19,7 @@ from tests.unit.nodes.fake_nvml import environment
 from tests.users import as_root
 from tests.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.slow,
-    as_root,
-]
+pytestmark = [pytest.mark.slow, as_root]
 
 HOOK = "import sys; from slurm_robust.hooks.command import main; sys.exit(main(sys.argv[1:]))"
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")

@@ -37,11 +37,7 @@ def test_an_event_is_one_line_of_json_whatever_is_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [
-        (os.fsdecode(b"job\xff"), "job?"),
-        ("\x9b2J", "\x9b2J"),
-        ("Jürgen \U0001f600", "Jürgen \U0001f600"),
-    ],
+    [(os.fsdecode(b"job\xff"), "job?"), ("\x9b2J", "\x9b2J"), ("Jürgen \U0001f600", "Jürgen \U0001f600")],
 )
 def test_a_name_of_any_bytes_is_logged_and_no_terminal_obeys_it(tmp_path: Path, name: str, read: str) -> None:
     path = tmp_path / "events.jsonl"

@@ -52,9 +52,7 @@ BAD = Finding(
     ],
 )
 def test_only_what_rose_between_two_readings_has_grown(
-    before: dict[str, dict[str, int]],
-    after: dict[str, dict[str, int]],
-    rises: dict[str, dict[str, int]],
+    before: dict[str, dict[str, int]], after: dict[str, dict[str, int]], rises: dict[str, dict[str, int]]
 ) -> None:
     assert grown(before, after) == rises
 

@@ -107,10 +107,7 @@ def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node:
     pending, running, own = node.folder(3), node.folder(4, OTHER), node.folder(THIS)
     ended = node.folder(5)
     node.jobs(
-        (3, "COMPLETING", "n1"),
-        (4, "RUNNING", "n1,n2"),
-        (5, "NODE_FAIL", "n1"),
-        (THIS, "CONFIGURING", "n1"),
+        (3, "COMPLETING", "n1"), (4, "RUNNING", "n1,n2"), (5, "NODE_FAIL", "n1"), (THIS, "CONFIGURING", "n1")
     )
     (node.shm / "srobust-65534-1-ab12-x8f2").mkdir()
     (node.shm / "something").mkdir()

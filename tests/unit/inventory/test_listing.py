@@ -34,7 +34,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.builders import specs
 from tests.builders.checkpoints import ref
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 
 
 def state(rank: int, step: int) -> Snapshot:
@@ -63,18 +63,13 @@ class Job:
         self.directory.spec.write_bytes(msgspec.json.encode(spec))
         self.write(
             run_started(run_id=self.run_id, job_id=9, slots=2),
-            ev.AllocationTaken(t=1.0, restart_count=0, nodes=("n1", "n2"), slots=("n1", "n2"), spares=()),
+            allocation_taken(("n1", "n2")),
             self.launched(1),
         )
 
     def launched(self, generation: int, restore: CheckpointId | None = None, **tiers: int) -> ev.AnyEvent:
         return ev.GenerationLaunched(
-            t=2.0,
-            generation=generation,
-            slots=("n1", "n2"),
-            master="n1:1",
-            restore=restore,
-            tiers=tiers,
+            t=2.0, generation=generation, slots=("n1", "n2"), master="n1:1", restore=restore, tiers=tiers
         )
 
     def write(self, *events: ev.AnyEvent) -> None:

@@ -37,11 +37,7 @@ def library() -> Path:
 
 
 def environment(gpus: StandInGpus) -> dict[str, str]:
-    return {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(library().parent),
-        stand_in.STATE_VARIABLE: str(gpus.path),
-    }
+    return {**os.environ, "LD_LIBRARY_PATH": str(library().parent), stand_in.STATE_VARIABLE: str(gpus.path)}
 
 
 def start(code: str, gpus: StandInGpus) -> subprocess.Popen[str]:

@@ -139,8 +139,7 @@ def test_free_space_is_held_against_the_highest_limit_of_a_file_system(
 
 
 @pytest.mark.parametrize(
-    ("inodes", "free", "outcome"),
-    [(100_000, 10_000, PASS), (100_000, 9_999, FAIL), (19_999, 9_999, UNKNOWN)],
+    ("inodes", "free", "outcome"), [(100_000, 10_000, PASS), (100_000, 9_999, FAIL), (19_999, 9_999, UNKNOWN)]
 )
 def test_free_inodes_are_held_against_the_limit(inodes: int, free: int, outcome: Outcome) -> None:
     now = space(9999, inodes=inodes, free_inodes=free)

@@ -71,12 +71,7 @@ ONE_GPU = [
     ("remap", {}, {}, GOOD),
     ("remap", {"remapped_uncorrected": 8}, {}, GOOD),
     ("remap", {"remap_pending": True}, {}, (FAIL, MONITOR, "row remapping waits for a reset")),
-    (
-        "remap",
-        {"remap_pending": True, "remap_failed": True},
-        {},
-        (FAIL, REPLACE, "row remapping failed"),
-    ),
+    ("remap", {"remap_pending": True, "remap_failed": True}, {}, (FAIL, REPLACE, "row remapping failed")),
     ("retired_pages", {"retired_pages": 59}, {}, GOOD),
     ("retired_pages", {"retired_pages": 60}, {}, (FAIL, REPLACE, "60 retired pages")),
     ("retired_pages", {"retired_pages": 60, "vendor": AMD}, {}, GOOD),
@@ -160,12 +155,7 @@ ONE_GPU = [
         (FAIL, REPLACE, "49 C; see to its cooling"),
     ),
     ("temperature", {"memory_temperature_c": 103.0}, {}, GOOD),
-    (
-        "temperature",
-        {"memory_temperature_c": 104.0},
-        {},
-        (FAIL, REPLACE, "memory 104 C; see to its cooling"),
-    ),
+    ("temperature", {"memory_temperature_c": 104.0}, {}, (FAIL, REPLACE, "memory 104 C; see to its cooling")),
     ("clocks", {}, {}, GOOD),
     ("clocks", {"utilization": 90, "sm_clock": 990}, {}, GOOD),
     ("clocks", {"utilization": 90, "sm_clock": 989}, {}, (FAIL, MONITOR, "works at 989 of 1980 MHz")),
@@ -190,10 +180,7 @@ ONE_GPU = [
 
 @pytest.mark.parametrize(("name", "changes", "limits", "expected"), ONE_GPU, ids=str)
 def test_one_gpu_by_itself(
-    name: str,
-    changes: dict[str, Any],
-    limits: dict[str, Any],
-    expected: tuple[Outcome, Suggestion, str],
+    name: str, changes: dict[str, Any], limits: dict[str, Any], expected: tuple[Outcome, Suggestion, str]
 ) -> None:
     found = judge(name, view(facts(gpu(**changes))), **limits)
     assert said(found) == expected

@@ -44,11 +44,7 @@ CONFIG = NodeConfig(services=ServiceLimits(required=("munged",)))
 EVERYTHING_WRONG = {
     "memory": view(
         MemoryFacts(
-            total=100,
-            available=1,
-            shm_total=100,
-            shm_free=0,
-            controllers={"mc0": Controller(uncorrected=2)},
+            total=100, available=1, shm_total=100, shm_free=0, controllers={"mc0": Controller(uncorrected=2)}
         ),
         baseline=MemoryFacts(total=1000, available=1),
         job_gone=True,

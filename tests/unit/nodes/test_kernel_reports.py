@@ -133,16 +133,7 @@ def test_fatal_link_errors_on_two_gpus_are_the_nodes() -> None:
             True,
         ),
         # The device at the other end: a tray of the rack that boots must not take all others with it.
-        (
-            [
-                (
-                    float(at),
-                    f"NVRM: Xid (PCI:000{at}:01:00): {PEER}",
-                )
-                for at in range(4)
-            ],
-            False,
-        ),
+        ([(float(at), f"NVRM: Xid (PCI:000{at}:01:00): {PEER}") for at in range(4)], False),
         ([(1.0, A + "145"), (2.0, B + "145")], False),
         ([(1.0, A + "145, pid=1, name=Fatal XC0 i0 Li, text"), (2.0, B + "145, Fatal")], False),
     ],

@@ -115,10 +115,6 @@ def test_a_job_of_which_nothing_is_known_has_no_finding() -> None:
 def test_pressure_is_the_jobs_doing_and_keeps_no_job_away() -> None:
     full = PressureFacts(stalled=1.0, job=JobMemory(name="job_7", used=1000, limit=1000, stalled=1.0))
     for found in judged(full):
-        assert (found.outcome, found.suggestion, found.blame) == (
-            Outcome.FAIL,
-            Suggestion.MONITOR,
-            Party.JOB,
-        )
+        assert (found.outcome, found.suggestion, found.blame) == (Outcome.FAIL, Suggestion.MONITOR, Party.JOB)
     lax = NodeConfig(memory=MemoryLimits(max_stalled_share=1.0, max_job_share=1.0))
     assert all(found.outcome is Outcome.PASS for found in judged(full, lax))

@@ -21,11 +21,7 @@ XID = Finding(
     suggestion=Suggestion.REBOOT,
 )
 HOT = Finding(
-    check="gpu.temperature",
-    outcome=Outcome.FAIL,
-    subject="gpu1",
-    text="91 C",
-    suggestion=Suggestion.MONITOR,
+    check="gpu.temperature", outcome=Outcome.FAIL, subject="gpu1", text="91 C", suggestion=Suggestion.MONITOR
 )
 MUTE = Finding(check="mounts.answer", outcome=Outcome.UNKNOWN, subject="/home", text="no permission")
 WELL = Finding(check="memory.size", outcome=Outcome.PASS)

@@ -23,12 +23,10 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
 from tests.builders import incidents
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 
 STARTED = run_started(job_id=7, slots=2, spares=2)
-TAKEN = ev.AllocationTaken(
-    t=2.0, restart_count=0, nodes=("n1", "n2", "n3", "n4"), slots=("n1", "n2"), spares=("n3", "n4")
-)
+TAKEN = allocation_taken(("n1", "n2"), ("n3", "n4"), t=2.0)
 OPENED = incidents.opened(t=10.0, detail="rank 3 on n2: \x1b[31mSIGSEGV\nand more", best_step=4)
 CLOSED = ev.IncidentClosed(t=20.0, incident=1, generation=2, step=5, recover_s=4.4)
 
@@ -105,7 +103,7 @@ def test_the_end_of_a_run_is_told_by_its_exit_code(code: int, severity: str) -> 
 
 def test_a_requeue_and_the_next_run() -> None:
     requeue = ev.RequeueStarted(t=12.0, exclude=("n1", "n2"), reason="no standby", failure=True)
-    again = ev.AllocationTaken(t=90.0, restart_count=1, nodes=("n5", "n6"), slots=("n5", "n6"), spares=())
+    again = allocation_taken(("n5", "n6"), t=90.0, restart_count=1)
     notices = told(requeue, again)
     assert short(notices)[:2] == [
         ("requeue", "warning", "requeue: no standby"),
@@ -150,7 +148,7 @@ def test_a_job_without_spares_lacks_none() -> None:
     narrator = Narrator("7")
     events = (
         run_started(),
-        ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=()),
+        allocation_taken(("n1",), t=2.0),
         ev.CompanionSubmitted(t=7.0, job_id=9, source="partition gpu"),
         ev.CompanionStarted(t=8.0, job_id=9, node="n9"),
         ev.CompanionEnded(t=9.0, job_id=9, reason="x"),
@@ -161,7 +159,7 @@ def test_a_job_without_spares_lacks_none() -> None:
 def test_a_run_that_begins_with_too_few_spares() -> None:
     narrator = Narrator("7")
     narrator.tell(STARTED)
-    few = ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1", "n2"), slots=("n1", "n2"), spares=())
+    few = allocation_taken(("n1", "n2"), t=2.0)
     assert [notice.kind for notice in narrator.tell(few)] == [NoticeKind.STANDBY]
 
 

@@ -46,10 +46,7 @@ def kinds(decision: ev.Decided) -> list[str]:
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     message = "out of memory in the job's cgroup (limit 64 GB)"
     oom = root("n3", signal=9, oom=message)
-    again = job_state(
-        slots=("n1", "n2", "n3"),
-        attempts=(Attempt(signature=OUT_OF_MEMORY, t=0.0, step=-1),),
-    )
+    again = job_state(slots=("n1", "n2", "n3"), attempts=(Attempt(signature=OUT_OF_MEMORY, t=0.0, step=-1),))
     for state, expected in ((job_state(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
@@ -80,11 +77,7 @@ def test_a_killed_rank_is_restarted_in_place() -> None:
 
 def test_a_lost_node_is_evicted_and_replaced() -> None:
     decision = decide(STATE, failed(lost=("n2",), alive=("n1", "n3")), 0.0, RULES)
-    assert decision.actions == (
-        inc.Evict(node="n2"),
-        inc.Replace(node="n2", standby="n4"),
-        inc.Restart(),
-    )
+    assert decision.actions == (inc.Evict(node="n2"), inc.Replace(node="n2", standby="n4"), inc.Restart())
 
 
 def test_more_lost_nodes_than_spares_requeue_without_all_evicted_ones() -> None:

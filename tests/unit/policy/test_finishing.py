@@ -71,10 +71,7 @@ FAULTS = {
     "an exception": (WorkerExit(rank=2, code=1, error=BUG), records(r2=RETURNED)),
     "an exit code": (WorkerExit(rank=2, code=3), records(r2=RETURNED)),
     "no step was ever done": (aborted(2), records(step=-1)),
-    "others are further": (
-        aborted(2),
-        [structs.replace(r, step=8) if r.rank == 2 else r for r in records()],
-    ),
+    "others are further": (aborted(2), [structs.replace(r, step=8) if r.rank == 2 else r for r in records()]),
     "nothing is known of it": (aborted(2), []),
 }
 

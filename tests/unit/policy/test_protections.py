@@ -41,10 +41,7 @@ def test_a_usual_job_has_them_all() -> None:
         ({"spares": 0, "companions": CompanionConfig(partition=True)}, {}),
         ({"spares": 0, "companions": CompanionConfig(reservation="srobust_spares")}, {}),
         ({"slurm": SlurmConfig(requeue=False)}, {"requeue": "slurm.requeue is false"}),
-        (
-            {"timings": Timings(takeover_s=None)},
-            {"takeover of the controller": "timings.takeover_s is null"},
-        ),
+        ({"timings": Timings(takeover_s=None)}, {"takeover of the controller": "timings.takeover_s is null"}),
         (
             {"checkpoint": CheckpointConfig(memory=False)},
             {

@@ -15,10 +15,10 @@ from slurm_robust.policy.replenish import (
     missing_standbys,
     next_attempt,
 )
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 
 STARTED = run_started(t=0.0, slots=2, spares=2)
-TAKEN = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(), slots=("n1", "n2"), spares=("n3", "n4"))
+TAKEN = allocation_taken(("n1", "n2"), ("n3", "n4"))
 EVICTED = ev.NodeEvicted(t=2.0, node="n3", reason="", incident=0)
 SUBMITTED = ev.CompanionSubmitted(t=3.0, job_id=9, source=CompanionPool(reservation="spares"))
 LENT = ev.CompanionStarted(t=4.0, job_id=9, node="n5")

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model.layout import DoesNotDivide, ParallelLayout, replicas, replicated, source_rank
-from slurm_robust.policy.resharding import (
-    Sizes,
-    Way,
-    fitting_nodes,
-    refusal,
-    sizes_of,
-    way,
-)
+from slurm_robust.policy.resharding import Sizes, Way, fitting_nodes, refusal, sizes_of, way
 
 
 def layout(world: int, nproc: int = 1, **sizes: int) -> ParallelLayout:

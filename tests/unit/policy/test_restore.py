@@ -283,12 +283,7 @@ def test_only_an_unusable_copy_is_a_failure_to_restore(exit: WorkerExit, is_one:
 
 RESTORED = CheckpointId(step=10, generation=1)
 AGAIN = job_state(
-    slots=("n1", "n2"),
-    generation=2,
-    best_step=10,
-    steps_here=-1,
-    reports=True,
-    restored=RESTORED,
+    slots=("n1", "n2"), generation=2, best_step=10, steps_here=-1, reports=True, restored=RESTORED
 )
 PLACE = WorkerError(type="ValueError", message="x", file="train.py", line=3)
 NO_PLACE = WorkerError(type="ValueError", message="x")
@@ -322,8 +317,7 @@ def is_spoilt(fault: Fault, state: JobState = AGAIN, times: int = 2) -> bool:
 
 
 @pytest.mark.parametrize(
-    "exit",
-    [SEGFAULT, WorkerExit(rank=1, code=3), WorkerExit(rank=1, code=1, error=NO_PLACE)],
+    "exit", [SEGFAULT, WorkerExit(rank=1, code=3), WorkerExit(rank=1, code=1, error=NO_PLACE)]
 )
 def test_what_ends_twice_after_all_have_restored_speaks_against_the_state(exit: WorkerExit) -> None:
     assert is_spoilt(ended(exit))

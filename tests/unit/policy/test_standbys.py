@@ -9,9 +9,10 @@ from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy.replacement import fit_spares
 from slurm_robust.policy.standbys import failed_alike, pair
+from tests.builders.events import allocation_taken
 
 LOADED, REHEARSED, FAILED = StandbyStage.LOADED, StandbyStage.REHEARSED, StandbyStage.REHEARSAL_FAILED
-ALLOCATED = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4"))
+ALLOCATED = allocation_taken(("n1",), ("n2", "n3", "n4"))
 
 
 def state(*events: ev.AnyEvent) -> JobState:

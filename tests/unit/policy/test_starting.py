@@ -110,12 +110,7 @@ def test_nodes_that_end_the_step_of_others_get_their_own() -> None:
     st.booleans(),
 )
 def test_every_wait_ends(
-    times: int,
-    since: float,
-    outlook: Outlook | None,
-    named: bool,
-    witness: Witness | None,
-    came_before: bool,
+    times: int, since: float, outlook: Outlook | None, named: bool, witness: Witness | None, came_before: bool
 ) -> None:
     ended = None if outlook is None else end(outlook, named)
     late = start(

@@ -23,7 +23,7 @@ from slurm_robust.model.stacks import (
     ThreadStack,
 )
 from tests.builders import incidents
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 
 BEGIN = 1767261600.0  # 2026-01-01 10:00:00 UTC
 JOB = 4711
@@ -106,7 +106,7 @@ def start() -> list[ev.AnyEvent]:
             t=BEGIN, job_id=JOB, cwd="/home/alice", slots=4, spares=3, nproc_per_node=NPROC, version="0.1.0"
         ),
         ev.ControllerStarted(t=BEGIN, epoch=1, host="n1", pid=7, port=4000),
-        ev.AllocationTaken(t=BEGIN, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares),
+        allocation_taken(slots, spares, t=BEGIN),
         ev.GenerationLaunched(t=BEGIN + 2, generation=1, slots=slots, master="n1:29500"),
         ev.FirstStep(t=BEGIN + 9, generation=1, step=0, reported=True),
         progress(900, 1),
@@ -206,7 +206,7 @@ def network_alert(t: float = 5000) -> list[ev.AnyEvent]:
         ev.RequeueStarted(t=BEGIN + t + 0.6, exclude=requeue.exclude, reason=requeue.reason, failure=True),
         ev.StageDone(t=BEGIN + t + 1.2, what="exclude", ok=True, detail="n[2-4,6] will not be used"),
         ev.ControllerStarted(t=BEGIN + t + 20, epoch=2, host="n1", pid=9, port=4000),
-        ev.AllocationTaken(t=BEGIN + t + 20, restart_count=1, nodes=slots, slots=slots, spares=()),
+        allocation_taken(slots, t=BEGIN + t + 20, restart_count=1),
         *goes_on(t + 24, 5, slots),
     ]
 

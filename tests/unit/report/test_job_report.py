@@ -15,6 +15,7 @@ from slurm_robust.model.incident import Blame, Evict, Restart, Symptom
 from slurm_robust.report.job_report import JobReport, SlurmFacts, job_report
 from slurm_robust.report.job_text import CsvTable, csv_text, render
 from slurm_robust.report.nodelines import NodeActivity
+from tests.builders.events import allocation_taken
 from tests.unit.ledger.journals import Journal, at
 
 
@@ -22,10 +23,7 @@ def job() -> Journal:
     """Two nodes and a spare; n2 is evicted, then the job is requeued."""
     journal = Journal().controller(64)
     journal.add(
-        ev.AllocationTaken(
-            t=at(65), epoch=1, restart_count=0, nodes=("n1", "n2", "n3"), slots=("n1", "n2"), spares=("n3",),
-            submitted=at(0), queued_s=60.0, gpus=24,
-        )
+        allocation_taken(("n1", "n2"), ("n3",), t=at(65), epoch=1, submitted=at(0), queued_s=60.0, gpus=24)
     )  # fmt: skip
     journal.launch(70, 1).first(81, 1, 0).measured(81, 1, imports=4, restore=2).progress(90, 1, 9)
     journal.opened(120, 1, 1, 30, Symptom.HANG).ended(126, 1, 9)

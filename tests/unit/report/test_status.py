@@ -27,7 +27,7 @@ from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.phase import phase_of
 from tests.builders import incidents
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 
 
 @pytest.fixture
@@ -35,14 +35,7 @@ def folder(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The folder of job 1, below the folder in which the test runs."""
     monkeypatch.chdir(tmp_path)
     started = run_started()
-    taken = ev.AllocationTaken(
-        t=2.0,
-        restart_count=0,
-        nodes=("n1",),
-        slots=("n1",),
-        spares=(),
-        submitted=slurm.job(1).submit_time,
-    )
+    taken = allocation_taken(("n1",), t=2.0, submitted=slurm.job(1).submit_time)
     path = tmp_path / "srobust-jobs" / "1"
     path.mkdir(parents=True)
     (path / "journal.jsonl").write_bytes(b"".join(ev.encode_event(e) + b"\n" for e in (started, taken)))
@@ -151,7 +144,7 @@ def test_the_screen_has_the_newest_incidents_and_says_where_all_are() -> None:
 
 
 def test_a_requeued_job_has_the_nodes_and_standbys_of_its_next_run() -> None:
-    taken = ev.AllocationTaken(t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2",))
+    taken = allocation_taken(("n1",), ("n2",), t=0.0)
     rehearsed = ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0)
     begun = ev.RequeueStarted(t=2.0, exclude=("n1",), reason="n1 is lost", failure=True)
     done = ev.StageDone(t=3.0, what="requeue", ok=True, detail="")
@@ -163,7 +156,7 @@ def test_a_requeued_job_has_the_nodes_and_standbys_of_its_next_run() -> None:
 
 @pytest.mark.parametrize("code", [0, 93, 143])
 def test_an_ended_job_has_no_standbys_any_more(code: int) -> None:
-    taken = ev.AllocationTaken(t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3"))
+    taken = allocation_taken(("n1",), ("n2", "n3"), t=0.0)
     rehearsed = ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0)
     aside = ev.SpareSetAside(t=1.0, node="n3", reason="silent for 5.5 s", usable=True)
     assert "n2 rehearsed" in shown(taken, rehearsed, aside)
@@ -202,9 +195,7 @@ def test_what_is_on_storage_and_how_often_it_should() -> None:
 
 
 def test_how_far_each_standby_is() -> None:
-    taken = ev.AllocationTaken(
-        t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4", "n5")
-    )
+    taken = allocation_taken(("n1",), ("n2", "n3", "n4", "n5"), t=0.0)
     changes = [
         ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0),
         ev.StandbyChanged(t=1.0, node="n3", stage=StandbyStage.REHEARSAL_FAILED, reason="SIGSEGV"),
@@ -221,9 +212,7 @@ def test_how_far_each_standby_is() -> None:
 
 
 def test_standbys_are_shown_in_the_order_of_their_stages_until_they_are_in_the_world() -> None:
-    taken = ev.AllocationTaken(
-        t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4", "n5")
-    )
+    taken = allocation_taken(("n1",), ("n2", "n3", "n4", "n5"), t=0.0)
     changes: list[ev.AnyEvent] = [
         ev.ModulesLearned(t=1.0, number=2, modules=("yaml",), node="n1"),
         ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.TESTED, loaded=2),
@@ -250,7 +239,7 @@ def test_standbys_are_shown_in_the_order_of_their_stages_until_they_are_in_the_w
 
 
 def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
-    taken = ev.AllocationTaken(t=0.0, restart_count=0, nodes=("n1", "n2"), slots=("n1",), spares=("n2",))
+    taken = allocation_taken(("n1",), ("n2",), t=0.0)
     aside = ev.SpareSetAside(t=1.0, node="n2", reason="silent for 5.5 s", usable=True)
     assert "standby n2 (silent for 5.5 s)" in shown(taken, aside)
     assert "silent" not in shown(taken, aside, ev.SpareAnswers(t=2.0, node="n2"))
@@ -262,7 +251,7 @@ def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
 def test_companions_and_their_nodes_are_shown() -> None:
     events = (
         run_started(),
-        ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=()),
+        allocation_taken(("n1",), t=2.0),
         ev.CompanionSubmitted(t=3.0, job_id=12, source=CompanionPool(reservation="spares")),
         ev.CompanionStarted(t=4.0, job_id=12, node="n5"),
         ev.CompanionSubmitted(t=5.0, job_id=13, source=CompanionPool()),

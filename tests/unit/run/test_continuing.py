@@ -29,6 +29,7 @@ from slurm_robust.run.preflight import check_unbegun
 from slurm_robust.run.sources import Here
 from slurm_robust.trainings.find import NoSuchJob
 from slurm_robust.util.alone import Alone
+from tests.builders.events import allocation_taken
 from tests.unit.controller.earlier_jobs import Jobs, over, ran, ref
 from tests.users import as_root, run_as
 
@@ -290,7 +291,7 @@ def test_a_silent_slurm_is_asked_for_a_minute(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_another_job_that_has_its_id_now_does_not_hold_it(jobs: Jobs, is_known: bool) -> None:
-    taken = ev.AllocationTaken(t=1.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=(), submitted=9.0)
+    taken = allocation_taken(("n1",), submitted=9.0)
     old = jobs.job(7, taken, *ran(1, 40), training="gpt", stored=(ref(1, 40),))
     if is_known:
         old.path.rename(jobs.root / "7.old-2026-01-01T10:00")

@@ -35,7 +35,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong, Refused
 from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 from tests.unit.engine.fake_job import Job
 from tests.users import as_root, run_as
 
@@ -356,10 +356,7 @@ def history(
 ) -> list[ev.AnyEvent]:
     """A journal with a run for each submit time."""
     started = run_started(t=t, job_id=2, command=("x.py",), cluster=cluster)
-    runs = [
-        ev.AllocationTaken(t=t, restart_count=i, nodes=("n1",), slots=("n1",), spares=(), submitted=at)
-        for i, at in enumerate(submitted)
-    ]
+    runs = [allocation_taken(("n1",), t=t, restart_count=i, submitted=at) for i, at in enumerate(submitted)]
     return [started, *runs, *([] if code is None else [ev.RunEnded(t=t, code=code, reason="done")])]
 
 

@@ -20,7 +20,7 @@ def job(**fields: object) -> SlurmJob:
 
 
 def node(name: str, state: str = "IDLE", partition: str = "main") -> SlurmNode:
-    return SlurmNode(name=name, address="", states=frozenset(state.split("+")), partitions=(partition,))
+    return records.node(*state.split("+"), name=name, partitions=(partition,))
 
 
 def cluster(count: int, **states: str) -> list[SlurmNode]:

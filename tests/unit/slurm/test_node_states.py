@@ -14,13 +14,14 @@ from slurm_robust.slurm.need import places
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import KNOWN_STATES, OF_RESERVATION, SlurmJob, SlurmNode
 from slurm_robust.slurm.values import parse_states
+from tests.builders import records
 from tests.slurm_language import FOLDER, Case, cases
 
 STATES = cases("node_states.tsv")
 
 
 def node(states: str) -> SlurmNode:
-    return SlurmNode(name="n1", address="n1", states=parse_states(states), partitions=("main",))
+    return records.node(states=parse_states(states))
 
 
 def reading(found: SlurmNode) -> str:

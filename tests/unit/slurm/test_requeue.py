@@ -166,8 +166,7 @@ def test_silence_does_not_count_as_a_refusal() -> None:
 
 def test_newly_drained_are_only_those_of_failed_prologs() -> None:
     def node(name: str, reason: str) -> SlurmNode:
-        states = frozenset({"IDLE", "DRAIN"})
-        return SlurmNode(name=name, address=name, states=states, reason=reason)
+        return records.node("IDLE", "DRAIN", name=name, reason=reason)
 
     nodes = [node("n1", "Prolog error"), node("n2", "Prolog error"), node("n3", "broken fan")]
     assert newly_drained(frozenset({"n1"}), nodes) == ("n2",)

@@ -51,11 +51,7 @@ NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
             Outlook.PASSES,
             "scontrol ping",
         ),
-        (
-            "srun: error: Unable to create step for job 7: Job credential expired",
-            Outlook.UNKNOWN,
-            "",
-        ),
+        ("srun: error: Unable to create step for job 7: Job credential expired", Outlook.UNKNOWN, ""),
     ],
 )
 def test_whether_it_may_pass(line: str, outlook: Outlook, fix: str) -> None:

@@ -17,8 +17,7 @@ MONITORING = ROOT / "monitoring"
 DASHBOARDS = ("job.json", "fleet.json")
 PROMTOOL = shutil.which("promtool") or ""
 needs_promtool = pytest.mark.skipif(
-    not PROMTOOL,
-    reason="promtool is not installed: apt-get install prometheus",
+    not PROMTOOL, reason="promtool is not installed: apt-get install prometheus"
 )
 
 

@@ -30,10 +30,7 @@ from tests.waiting import wait_for
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        PROMETHEUS is None,
-        reason="Prometheus is not installed: apt-get install prometheus",
-    ),
+    pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed: apt-get install prometheus"),
 ]
 ABOUT = About(folder="7", cluster="c1", user="alice", name="train")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_robust.model import events as ev
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.slurmview import completing_advice, view_of
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 
 
 def test_a_completing_job_waits_for_nodes_that_slurm_has_not_given_up() -> None:
@@ -34,8 +33,6 @@ def test_a_requeued_job_needs_its_slots_and_takes_its_spares() -> None:
     slurm.cluster.put(job, states=pending, reason="Resources", restart_count=1, nodes=(), num_nodes=2)
     events = (
         run_started(t=1.0, job_id=job.job_id, slots=2, spares=1),
-        ev.AllocationTaken(
-            t=1.0, restart_count=0, nodes=("n1", "n2", "n3"), slots=("n1", "n2"), spares=("n3",)
-        ),
+        allocation_taken(("n1", "n2"), ("n3",)),
     )
     assert view_of(events, slurm).describe() == "PENDING (Resources), needs 2 to 3 nodes"

@@ -32,9 +32,7 @@ def pending(reason: str = "Resources", **fields: object) -> SlurmJob:
 def cluster(**states: str) -> tuple[SlurmNode, ...]:
     """Six nodes, idle but those in ``states``."""
     return tuple(
-        SlurmNode(
-            name=name, address="", states=frozenset(states.get(name, "IDLE").split("+")), partitions=("main",)
-        )
+        records.node(*states.get(name, "IDLE").split("+"), name=name)
         for name in (f"n{i}" for i in range(1, 7))
     )
 
@@ -61,10 +59,7 @@ def test_nothing_but_two_power_cuts() -> None:
     assert found(job, n2=DEAD, n3="DOWN").command == UPDATE + "NumNodes=4-5 NumTasks=5 NumCPUs=5"
 
 
-@pytest.mark.parametrize(
-    ("weakest", "left"),
-    [((), "n5"), (("n1", "n5"), "n5"), (("n5", "n1"), "n1")],
-)
+@pytest.mark.parametrize(("weakest", "left"), [((), "n5"), (("n1", "n5"), "n5"), (("n5", "n1"), "n1")])
 def test_the_exclusions_are_too_many(weakest: tuple[str, ...], left: str) -> None:
     """Also those of its owner alone: a command that helps, which drops no more than it must."""
     job = pending("BadConstraints", priority=0, least_nodes=4, excluded_nodes=("n1", "n5"))

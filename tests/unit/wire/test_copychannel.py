@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -54,11 +54,18 @@ def other_end(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def pair(serve: Callable[[CopyChannel], None], key: bytes = KEY) -> object:
+def pair(serve: Callable[[CopyChannel], None], key: bytes = KEY) -> AbstractContextManager[int]:
     def run(connection: socket.socket) -> None:
         serve(CopyChannel.accept(connection, key))
 
     return other_end(run)
+
+
+def hangs_up(connection: socket.socket) -> None:
+    began = time.monotonic()
+    with pytest.raises(OSError):  # noqa: PT011
+        CopyChannel.accept(connection, KEY)
+    assert time.monotonic() - began < 60
 
 
 def test_messages_cross_in_both_directions() -> None:
@@ -69,7 +76,7 @@ def test_messages_cross_in_both_directions() -> None:
         channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason="full", later=True))
         assert channel.request() is None
 
-    with pair(serve) as port:  # type: ignore[attr-defined]
+    with pair(serve) as port:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel.send(GET)
         assert channel.answer() == CopyAnswer(verdict=CopyVerdict.GO, total=5000)
@@ -86,7 +93,7 @@ def test_copies_come_after_everything_else_in_the_queues_of_the_network() -> Non
         priority = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
         seen.append((connection.getsockopt(socket.IPPROTO_IP, socket.IP_TOS), priority))
 
-    with pair(look) as port:  # type: ignore[attr-defined]
+    with pair(look) as port:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         look(channel)
         channel.close()
@@ -103,7 +110,7 @@ def test_the_bytes_of_a_file_arrive_but_the_first_eight(tmp_path: Path) -> None:
             channel.receive_into(view)
 
     paced: list[int] = []
-    with pair(serve) as port, (tmp_path / "image").open("rb") as file:  # type: ignore[attr-defined]
+    with pair(serve) as port, (tmp_path / "image").open("rb") as file:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel.send_file(file.fileno(), len(content), paced.append, 2**20)
         channel.close()
@@ -143,13 +150,7 @@ def test_who_skips_the_proof_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"SRCOPY\0\1" + bytes(7)])
 def test_silence_and_garbage_before_the_proof_end_soon(first: bytes, quick: None) -> None:
-    def serve(connection: socket.socket) -> None:
-        began = time.monotonic()
-        with pytest.raises(OSError):  # noqa: PT011
-            CopyChannel.accept(connection, KEY)
-        assert time.monotonic() - began < 60
-
-    with other_end(serve) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
+    with other_end(hangs_up) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(first)
         stranger.settimeout(100)
         try:
@@ -160,13 +161,7 @@ def test_silence_and_garbage_before_the_proof_end_soon(first: bytes, quick: None
 
 @pytest.mark.slow
 def test_one_byte_now_and_then_does_not_stretch_the_handshake(quick: None) -> None:
-    def serve(connection: socket.socket) -> None:
-        began = time.monotonic()
-        with pytest.raises(OSError):  # noqa: PT011
-            CopyChannel.accept(connection, KEY)
-        assert time.monotonic() - began < 60
-
-    with other_end(serve) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
+    with other_end(hangs_up) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
         tick = threading.Event()
         try:
             for _ in range(1000):  # the other one hangs up long before
@@ -190,7 +185,7 @@ def test_a_frame_that_is_not_a_request_is_an_error(frame: bytes, words: str) -> 
         with pytest.raises(ChannelError, match=words):
             channel.request()
 
-    with pair(serve) as port:  # type: ignore[attr-defined]
+    with pair(serve) as port:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel._socket.sendall(frame)
         channel.close()
@@ -200,7 +195,7 @@ def test_an_answer_of_another_kind_is_an_error() -> None:
     def serve(channel: CopyChannel) -> None:
         channel.send(GET)
 
-    with pair(serve) as port:  # type: ignore[attr-defined]
+    with pair(serve) as port:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         with pytest.raises(ChannelError, match="something else than an answer"):
             channel.answer()
@@ -215,7 +210,7 @@ def test_a_peer_that_stops_reading_or_sending_costs_seconds(quick: None, tmp_pat
     def serve(channel: CopyChannel) -> None:
         over.wait(60)  # as one that was stopped, or is beyond a cut network
 
-    with pair(serve) as port, (tmp_path / "image").open("rb") as file:  # type: ignore[attr-defined]
+    with pair(serve) as port, (tmp_path / "image").open("rb") as file:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         with pytest.raises(TimeoutError):
             channel.answer()
@@ -231,7 +226,7 @@ def test_a_transfer_that_ends_early_is_an_error() -> None:
     def serve(channel: CopyChannel) -> None:
         channel._socket.sendall(bytes(100))
 
-    with pair(serve) as port:  # type: ignore[attr-defined]
+    with pair(serve) as port:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         with pytest.raises(ChannelError, match="middle of an image"):
             channel.receive_into(memoryview(bytearray(200)))
@@ -245,7 +240,7 @@ def test_abort_ends_a_wait_of_another_thread() -> None:
         assert channel.request() is None
         ended.set()
 
-    with pair(serve) as port:  # type: ignore[attr-defined]
+    with pair(serve) as port:
         channel = CopyChannel.connect("127.0.0.1", port, KEY)
         threading.Timer(0.1, channel.abort).start()
         with pytest.raises(ChannelError):
@@ -261,12 +256,5 @@ def test_keys_differ_with_the_secret_and_from_it() -> None:
 
 def test_frames_of_all_messages_are_small() -> None:
     first = ref(1, 1)
-    long = Put(
-        run_id="9" * 64,
-        launch=2**31,
-        restore=first,
-        rank=2**20,
-        checkpoint=ref(9, 9),
-        total=2**43,
-    )
+    long = Put(run_id="9" * 64, launch=2**31, restore=first, rank=2**20, checkpoint=ref(9, 9), total=2**43)
     assert len(msgspec.msgpack.encode(long)) < 1024

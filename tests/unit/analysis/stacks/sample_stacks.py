@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import (
-    Collective,
-    Frame,
-    ProcessKind,
-    ProcessStacks,
-    RankStacks,
-    ThreadStack,
-)
+from slurm_robust.model.stacks import Collective, Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

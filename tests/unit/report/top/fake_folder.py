@@ -9,7 +9,7 @@ from msgspec import structs
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.live_status import LiveStatus, encode
-from tests.builders.events import run_started
+from tests.builders.events import allocation_taken, run_started
 from tests.builders.live_statuses import live_status
 
 T = 1.7e9
@@ -26,7 +26,7 @@ class FakeFolder:
         self.append(
             run_started(t=T - 900, job_id=4711, run_id="4711-abcd", slots=nodes, spares=1, nproc_per_node=8),
             ev.ControllerStarted(t=T - 899, epoch=3, host="gpu0000", pid=1, port=1),
-            ev.AllocationTaken(t=T - 890, restart_count=2, nodes=slots, slots=slots, spares=("sp1",)),
+            allocation_taken(slots, ("sp1",), t=T - 890, restart_count=2, nodes=slots),
             ev.GenerationLaunched(t=T - 800, generation=5, slots=slots, master="a:1"),
             ev.FirstStep(t=T - 700, generation=5, step=1101, reported=True),
             ev.ProgressMade(t=T - 5, generation=5, step=1190, reported=True, loss=2.5),

@@ -12,13 +12,7 @@ from rich.cells import cell_len
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
-from slurm_robust.model.live_status import (
-    LiveCompanion,
-    LiveIncident,
-    LiveNode,
-    LiveStatus,
-    NodeState,
-)
+from slurm_robust.model.live_status import LiveCompanion, LiveIncident, LiveNode, LiveStatus, NodeState
 from slurm_robust.report.top.feed import LiveView
 from slurm_robust.report.top.screen import (
     HELP,
