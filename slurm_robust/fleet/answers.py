@@ -15,7 +15,6 @@ class IncidentFilter(Record):
 
     since: float = 0.0
     """Seconds since 1970."""
-    until: float | None = None
     nodes: tuple[str, ...] = ()
     cause: str = ""
     user: str = ""

@@ -8,9 +8,11 @@ nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from slurm_robust.fleet.accept import (
     JobEntry,
@@ -65,44 +67,28 @@ def collect(folder: Path, index: FleetIndex, slurm: SlurmClient, *, rack: str, n
 
     Raises the errors of :mod:`slurm_robust.fleet.errors`, and ``OSError``.
     """
-    site = _Site(slurm, rack)
-    total = Collected()
-    found = waiting_in(folder)
+    site, found = _Site(slurm, rack), waiting_in(folder)
+    counts, problems = Counter[str](), list[str]()
     while part := list(itertools.islice(found, _AT_ONCE)):
-        total = _sum(total, _collect_some(part, index, site, now))
-    return total
-
-
-def _collect_some(
-    part: Sequence[SpooledFile | Unusable], index: FleetIndex, site: _Site, now: float
-) -> Collected:
-    entries: list[JobEntry] = []
-    taken: list[SpooledFile] = []
-    late = 0
-    unusable = [one for one in part if isinstance(one, Unusable)]
-    for one in part:
-        if isinstance(one, SpooledFile):
-            entry = site.entry_of(one.spooled, now)
-            if entry is None:
-                late += 1
+        entries: list[JobEntry] = []
+        done: list[SpooledFile | Unusable] = []
+        for one in part:
+            if isinstance(one, Unusable):
+                counts["kept" if one.keep else "dropped"] += 1
+                problems.append(f"{one.path.name}: {one.why}")
+                if not one.keep:
+                    done.append(one)
+            elif (entry := site.entry_of(one.spooled, now)) is None:
+                counts["waiting"] += 1
             else:
+                counts["unverified"] += not entry.verified
                 entries.append(entry)
-                taken.append(one)
-    added = index.add(entries, site.places) if entries else None
-    done: list[SpooledFile | Unusable] = [*taken, *(one for one in unusable if not one.keep)]
-    for one in done:
-        remove(one)
-    return Collected(
-        new=added.new if added else 0,
-        renewed=added.renewed if added else 0,
-        unchanged=added.unchanged if added else 0,
-        older=added.older if added else 0,
-        unverified=sum(not entry.verified for entry in entries),
-        waiting=late,
-        kept=sum(one.keep for one in unusable),
-        dropped=sum(not one.keep for one in unusable),
-        problems=tuple(f"{one.path.name}: {one.why}" for one in unusable),
-    )
+                done.append(one)
+        if entries:
+            counts.update(structs.asdict(index.add(entries, site.places)))
+        for one in done:
+            remove(one)
+    return Collected(**counts, problems=tuple(problems[:_MAX_PROBLEMS]))
 
 
 class _Site:
@@ -155,9 +141,3 @@ class _Site:
     def _is_elsewhere(self, spooled: SpooledSummary) -> bool:
         """Return whether the job is of another cluster, about which this Slurm would tell of another job."""
         return bool(spooled.cluster and self._cluster and spooled.cluster != self._cluster)
-
-
-def _sum(one: Collected, other: Collected) -> Collected:
-    names = ("new", "renewed", "unchanged", "older", "unverified", "waiting", "kept", "dropped")
-    counts = {name: getattr(one, name) + getattr(other, name) for name in names}
-    return Collected(**counts, problems=(*one.problems, *other.problems)[:_MAX_PROBLEMS])

@@ -36,12 +36,11 @@ def incidents(connection: sa.Connection, wanted: IncidentFilter) -> tuple[FleetI
     """Return the newest first."""
     job, incident = schema.job, schema.incident
     training = _training(connection)
-    asked = sa.select(
-        incident, job.c.cluster, job.c.job_id, job.c.array_task, training.label("training")
-    ).join_from(incident, job, job.c.id == incident.c.job)  # fmt: skip
-    asked = asked.where(incident.c.seen >= wanted.since)
-    if wanted.until is not None:
-        asked = asked.where(incident.c.seen <= wanted.until)
+    asked = (
+        sa.select(incident, job.c.cluster, job.c.job_id, job.c.array_task, training.label("training"))
+        .join_from(incident, job, job.c.id == incident.c.job)
+        .where(incident.c.seen >= wanted.since)
+    )
     if wanted.cause:
         asked = asked.where(incident.c.cause == wanted.cause)
     if wanted.user:
