@@ -7,6 +7,7 @@ import argparse
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.fleet import add_index, add_since, index_of
 from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job, hostlist, whole_number
+from slurm_robust.fleet.accept import CAUSES
 from slurm_robust.fleet.answers import IncidentFilter
 from slurm_robust.fleet.view import show_incidents
 from slurm_robust.report import incident_view
@@ -29,8 +30,7 @@ def register(commands: Commands) -> None:
         default=(),
         help="with --all: that blamed one of these nodes",
     )
-    causes = ("node", "network", "code", "nobody", "undecided")
-    every.add_argument("--cause", choices=causes, default="", help="with --all: with this cause")
+    every.add_argument("--cause", choices=CAUSES, default="", help="with --all: with this cause")
     every.add_argument("--user", metavar="USER", default="", help="with --all: of this user's jobs")
     every.add_argument(
         "--training", metavar="NAME", default="", help="with --all: of jobs of trainings of this name"

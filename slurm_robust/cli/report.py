@@ -32,7 +32,7 @@ def register(commands: Commands) -> None:
     parser.add_argument("--csv", action="store_true", help="print one table as CSV")
     parser.add_argument(
         "--table",
-        choices=("incidents", "classes", "nodes", "steps", "chapters"),
+        choices=[table.value for table in job_text.CsvTable],
         help="with --csv: which table (default: incidents)",
     )
 

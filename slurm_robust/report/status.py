@@ -440,7 +440,7 @@ def render(status: Status) -> RenderableType:
         ("drained", "; ".join(f"{node} (by {why})" for node, why in status.drained.items())),
         ("evicted", "; ".join(evicted)),
         ("silent", "; ".join(given_up)),
-        ("ETTR", _ettr(status.ledger)),
+        ("ETTR", ettr_text(status.ledger, MAX_LOST)),
     ]
     facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
     if not status.incidents:
@@ -451,8 +451,11 @@ def render(status: Status) -> RenderableType:
     return Group(facts, Text(title, style="bold"), incident_table(status.job_id, newest, older=older))
 
 
-def _ettr(found: Summary) -> str:
-    """Return ``69.2% of 103 s since its first start, 40 steps; lost: starting 20 s, detecting 4.4 s``."""
+def ettr_text(found: Summary, most: int = 0) -> str:
+    """Return ``69.2% of 103 s since its first start, 40 steps; lost: starting 20 s, detecting 4.4 s``.
+
+    ``most``: classes of lost time, the greatest first.
+    """
     text = f"{found.ettr:.1%} of {duration((found.wall_ms - found.started_ms) / 1000)} since its first start"
     text += f", {count(found.steps, 'step')}"
     if found.repeated is None:
@@ -460,7 +463,7 @@ def _ettr(found: Summary) -> str:
     elif found.repeated:
         text += f", {found.repeated} repeated"
     lost = {one: ms for one, ms in found.classes.items() if one not in (*EFFECTIVE, TimeClass.QUEUED)}
-    greatest = sorted(lost, key=lambda one: lost[one], reverse=True)[:MAX_LOST]
+    greatest = sorted(lost, key=lambda one: lost[one], reverse=True)[:most]
     if greatest:
         text += f"; lost: {', '.join(f'{one.value} {duration(lost[one] / 1000)}' for one in greatest)}"
     return text

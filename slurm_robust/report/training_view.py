@@ -19,6 +19,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, training_of, trainings
 from slurm_robust.report.chapters import chapters_table
 from slurm_robust.report.job_main import of_training
+from slurm_robust.report.status import ettr_text
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import facts_table, section, show, told_table, track
 from slurm_robust.trainings.find import (
@@ -42,7 +43,7 @@ from slurm_robust.trainings.jobs import (
 )
 from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.files import disk_use
-from slurm_robust.util.text import count, duration, one_line, size_text
+from slurm_robust.util.text import count, one_line, size_text
 
 
 class _TrainingLine(Record):
@@ -192,15 +193,11 @@ def _cells(row: _TrainingLine) -> tuple[Text, ...]:
 
 def render(found: TrainingShown) -> RenderableType:
     """Return the whole screen of one training."""
-    row, ledger, ettr = found.training, found.ledger, ""
+    row = found.training
     many = f"{count(row.checkpoints, 'checkpoint')} with {size_text(row.nbytes)}"
     stored = f"step {row.stored}, {many}" if row.checkpoints else f"nothing complete, {size_text(row.nbytes)}"
     if row.unlisted:
         stored = f"not known, since it does not list its checkpoints now: {row.unlisted}"
-    if ledger is not None:
-        wall = duration((ledger.wall_ms - ledger.started_ms) / 1000)
-        ettr = f"{ledger.ettr:.1%} of {wall} since its first start, {count(ledger.steps, 'step')}"
-        ettr += f", {ledger.repeated} repeated" if ledger.repeated else ""
     facts = [
         ("training", row.name + (", moved aside by --fresh" if row.moved_aside else "")),
         ("held by", f"job {row.holder}" if row.holder else "no job"),
@@ -208,7 +205,7 @@ def render(found: TrainingShown) -> RenderableType:
         ("Slurm", row.slurm),
         ("step", "none yet" if row.step < 0 else str(row.step)),
         ("on storage", f"{stored}, in {row.storage}"),
-        ("ETTR", ettr),
+        ("ETTR", ettr_text(found.ledger) if found.ledger is not None else ""),
         ("earlier", ", ".join(found.moved_aside) + " (moved aside by --fresh)" if found.moved_aside else ""),
     ]
     table = facts_table((name, one_line(value, None)) for name, value in facts if value)
