@@ -361,11 +361,12 @@ def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | No
     )
     with Bar("testing drained nodes", quiet=json):
         results = quarantine.run(nodes)
-    show(results, _text, json=json)
+    show(results, report_text, json=json)
     return 0 if all(result.returned for result in results) else 1
 
 
-def _text(results: Sequence[QuarantineResult]) -> str:
+def report_text(results: Sequence[QuarantineResult]) -> str:
+    """Return a paragraph on each node."""
     return "\n".join(map(paragraph, results)) or "no node is drained by srobust"
 
 

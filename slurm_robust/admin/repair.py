@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from slurm_robust.admin.deep_check import Examination
-from slurm_robust.admin.quarantine import Quarantine, QuarantineResult, job_test, obstacle_of, paragraph
+from slurm_robust.admin.quarantine import Quarantine, QuarantineResult, job_test, obstacle_of, report_text
 from slurm_robust.admin.repair_hands import SlurmRepairActions
 from slurm_robust.config.node import NodeConfig, Repair
 from slurm_robust.config.nodefile import FILE, load
@@ -371,9 +371,7 @@ def main(nodes: Sequence[str], *, dry_run: bool, json: bool, config_file: Path |
     )
     with Bar("repairing drained nodes", quiet=json):
         results = repair(nodes, slurm, repairer, config, config_file, log)
-    show(
-        results, lambda found: "\n".join(map(paragraph, found)) or "no node is drained by srobust", json=json
-    )
+    show(results, report_text, json=json)
     return 0 if all(result.returned for result in results) else 1
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import structs
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, Parser, UsageError, add_command, whole_number
@@ -65,46 +66,33 @@ def _doctor(args: argparse.Namespace) -> int:
     if args.script is not None and args.jobid is not None:
         raise UsageError("SCRIPT and --jobid exclude each other", fix="give one of them")
     script = None if args.script is None else read(args.script)
-    known = _Known() if script is None else _known(script)
-    layers = known.layers
+    layers, known = (None, DoctorRequest()) if script is None else _known(script)
     if layers is None:
         layers = collect(args.config, os.environ, settings_of(args))
     else:
         if args.config is not None:
             layers.add_file(args.config)
         layers.overrule(settings_of(args))
-    wanted = DoctorRequest(
+    wanted = structs.replace(
+        known,
         script=script,
         job_id=args.jobid,
         saved_s=None if args.jobid is None else saved_s(args.jobid),
         state_bytes=args.state,
         configured=known.configured or args.config is not None or bool(args.settings),
-        refused=known.refused,
-        hears=known.hears,
-        unseen=known.unseen,
     )
     return main(wanted, layers.build(), json=args.json, verbose=args.verbose)
 
 
-class _Known(NamedTuple):
-    """What a batch script says to ``srobust run``."""
+def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
+    """Return the settings, None if they are wrong or ``srobust run`` is not there; and what else is known.
 
-    layers: Layers[JobConfig] | None = None
-    """The settings; None if they are wrong, or ``srobust run`` is not there."""
-
-    configured: bool = False
-    """Whether that is all of them, or has the spares at least."""
-
-    refused: str | None = None
-    hears: bool | None = None
-    unseen: tuple[str, ...] = ()
-
-
-def _known(script: str) -> _Known:
-    """Return what is known. Never raises: what is wrong is ``refused``."""
+    It is ``configured`` if that is all of them, or has the spares at least. Never raises.
+    """
     found = run_of(script)
     if found is None:
-        return _Known(unseen=("srobust run in the script: without it the job is not protected",))
+        missing = "srobust run in the script: without it the job is not protected"
+        return None, DoctorRequest(unseen=(missing,))
     given, unseen = _given([word if expands(word) else unquoted(word) for word in found.words])
     if found.more:
         unseen.append(f"{count(found.more, 'other srobust run')} in the script")
@@ -129,14 +117,10 @@ def _known(script: str) -> _Known:
         layers.build()
     except SrobustError as error:
         refused = "; ".join(line.strip() for line in error.in_full().splitlines())
-        return _Known(refused=refused, hears=found.hears, unseen=tuple(unseen))
+        return None, DoctorRequest(refused=refused, hears=found.hears, unseen=tuple(unseen))
     sure = ("spares",) in layers.places and not any("spares" in text.lower() for text in unseen)
-    return _Known(
-        layers=layers,
-        configured=sure or not unseen,
-        refused="",
-        hears=found.hears,
-        unseen=tuple(unseen),
+    return layers, DoctorRequest(
+        configured=sure or not unseen, refused="", hears=found.hears, unseen=tuple(unseen)
     )
 
 

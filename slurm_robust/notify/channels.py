@@ -18,6 +18,8 @@ from email.utils import formatdate
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from slurm_robust.config.notify import ChannelConfig, url_problem
 from slurm_robust.model.exits import signal_name
 from slurm_robust.notify.courier import SendFailure
@@ -38,23 +40,10 @@ Environ = Mapping[str, str]
 class ChannelFailed(Exception):
     """The message was, it seems, not sent. Neither text nor fix holds a secret."""
 
-    def __init__(
-        self,
-        text: str,
-        *,
-        fix: str = "",
-        retry_after_s: float = 0.0,
-        permanent: bool = False,
-        unsure: bool = False,
-    ) -> None:
-        """Take ``retry_after_s``, the patience that the other side asks for; ``permanent``: another try soon
-        is of no use; ``unsure``: the message may have arrived.
-        """
+    def __init__(self, text: str, **more: Any) -> None:
+        """Take ``more`` of the fields of :class:`SendFailure`."""
         super().__init__(text)
-        self.fix = fix
-        self.retry_after_s = retry_after_s
-        self.permanent = permanent
-        self.unsure = unsure
+        self.failure = SendFailure(text="", **more)
 
 
 class MessageChannel(Protocol):
@@ -73,13 +62,7 @@ def attempt(channel: MessageChannel, message: Message, timeout_s: float) -> Send
     try:
         channel.send(message, timeout_s)
     except ChannelFailed as error:
-        return SendFailure(
-            text=one_line(str(error)),
-            fix=error.fix,
-            retry_after_s=error.retry_after_s,
-            permanent=error.permanent,
-            unsure=error.unsure,
-        )
+        return replace(error.failure, text=one_line(str(error)))
     except Exception as error:  # noqa: BLE001  # a defect of a channel costs its messages, not those of others
         # Its text may hold anything, a secret too.
         return SendFailure(text=f"{type(error).__name__} in the channel itself", unsure=True)

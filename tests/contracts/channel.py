@@ -57,15 +57,15 @@ class ChannelContract:
         with pytest.raises(ChannelFailed) as found:
             world.channel("refuses").send(MESSAGE, LIMIT_S)
         assert str(found.value)
-        assert found.value.fix
-        assert not found.value.unsure
+        assert found.value.failure.fix
+        assert not found.value.failure.unsure
 
     def test_a_channel_that_hangs_has_failed_after_its_time(self, world: ChannelWorld) -> None:
         begun = time.monotonic()
         with pytest.raises(ChannelFailed, match=r"within 0\.1 s") as found:
             world.channel("hangs").send(MESSAGE, 0.1)
         assert 0.1 <= time.monotonic() - begun < 60
-        assert found.value.unsure
+        assert found.value.failure.unsure
 
     def test_a_channel_that_failed_can_be_used_again(self, world: ChannelWorld) -> None:
         channel = world.channel("refuses")
@@ -80,5 +80,5 @@ class ChannelContract:
             with pytest.raises(ChannelFailed) as found:
                 world.channel(behaviour).send(MESSAGE, limit_s)
             error = found.value
-            told = f"{error} {error!r} {error.fix} {error.__cause__!r}"
+            told = f"{error} {error!r} {error.failure.fix} {error.__cause__!r}"
             assert not [part for part in SECRET.split("/") if part in told]

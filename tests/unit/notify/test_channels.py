@@ -178,7 +178,7 @@ def test_a_program_may_print_without_end(tmp_path: Path) -> None:
 def test_a_program_that_cannot_be_started_is_not_tried_at_once_again(command: str, tmp_path: Path) -> None:
     with pytest.raises(ChannelFailed, match="cannot be started") as found:
         CommandChannel((command,), str(tmp_path), dict(os.environ)).send(MESSAGE, LIMIT_S)
-    assert found.value.permanent
+    assert found.value.failure.permanent
 
 
 # -- mail ---------------------------------------------------------------------------------------------------
@@ -220,15 +220,15 @@ def test_text_mentions_nobody() -> None:
 def test_a_server_that_wants_patience_gets_it(server: Server) -> None:
     with pytest.raises(ChannelFailed, match="HTTP 429") as found:
         hook(server, "429").send(MESSAGE, LIMIT_S)
-    assert found.value.retry_after_s == 30
-    assert not found.value.permanent
+    assert found.value.failure.retry_after_s == 30
+    assert not found.value.failure.permanent
 
 
 def test_a_redirect_is_not_followed(server: Server) -> None:
     with pytest.raises(ChannelFailed, match="HTTP 302") as found:
         hook(server, "redirect").send(MESSAGE, LIMIT_S)
     assert server.paths == [f"{SECRET_PATH}{SECRET}"]
-    assert found.value.permanent
+    assert found.value.failure.permanent
 
 
 def test_an_answer_that_does_not_end_is_read_in_part(server: Server) -> None:
@@ -246,14 +246,14 @@ def test_an_answer_in_single_bytes_has_its_time(server: Server) -> None:
 def test_a_server_that_closes_early_may_have_the_message(server: Server) -> None:
     with pytest.raises(ChannelFailed, match="no whole answer") as found:
         hook(server, "closes").send(MESSAGE, LIMIT_S)
-    assert found.value.unsure
+    assert found.value.failure.unsure
 
 
 def test_an_answer_that_quotes_the_secret_does_not_get_through(server: Server) -> None:
     with pytest.raises(ChannelFailed, match="HTTP 404 Not Found: no such hook") as found:
         hook(server, "echoes").send(MESSAGE, LIMIT_S)
     assert not [part for part in SECRET.split("/") if part in str(found.value)]
-    assert found.value.permanent
+    assert found.value.failure.permanent
 
 
 def test_a_server_that_does_not_listen_has_not_got_the_message() -> None:
@@ -262,7 +262,7 @@ def test_a_server_that_does_not_listen_has_not_got_the_message() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"
         with pytest.raises(ChannelFailed, match="no connection: Connection refused") as found:
             WebhookChannel(lambda: Secret(url)).send(MESSAGE, LIMIT_S)
-    assert not found.value.unsure
+    assert not found.value.failure.unsure
 
 
 @pytest.mark.parametrize(
