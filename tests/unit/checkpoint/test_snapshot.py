@@ -20,8 +20,12 @@ from tests.unit.checkpoint.snapshot_training import UNUSUAL, Example, is_right, 
 from tests.waiting import wait_for
 
 
-def test_snapshots_hold_what_was_there_after_their_step(folder: MemoryFolder) -> None:
-    example = Example(folder)
+@pytest.fixture
+def example(folder: MemoryFolder) -> Example:
+    return Example(folder)
+
+
+def test_snapshots_hold_what_was_there_after_their_step(example: Example, folder: MemoryFolder) -> None:
     example.train(range(7))
     assert example.steps() == [4, 5, 6]
     assert all(is_right(state_at(folder, step), step) for step in (4, 5, 6))
@@ -29,9 +33,10 @@ def test_snapshots_hold_what_was_there_after_their_step(folder: MemoryFolder) ->
     example.snapshotter.close()
 
 
-def test_what_the_next_step_may_change_is_copied_before_step_returns(folder: MemoryFolder) -> None:
+def test_what_the_next_step_may_change_is_copied_before_step_returns(
+    example: Example, folder: MemoryFolder
+) -> None:
     """Buffers, and parameters of no optimizer: changed while the thread has copied nothing yet."""
-    example = Example(folder)
     example.train(range(3))
     gate = example.hold_thread()
     example.compute()
@@ -46,8 +51,7 @@ def test_what_the_next_step_may_change_is_copied_before_step_returns(folder: Mem
     assert is_right(state_at(folder, 3), 3)
 
 
-def test_the_update_waits_for_the_copy_and_nothing_else_does(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_the_update_waits_for_the_copy_and_nothing_else_does(example: Example, folder: MemoryFolder) -> None:
     example.train(range(3))
     gate = example.hold_thread()
     example.take(3)
@@ -66,8 +70,7 @@ def test_the_update_waits_for_the_copy_and_nothing_else_does(folder: MemoryFolde
     assert float(state_at(folder, 3).own["model"]["weights.0"][0]) == 3.0
 
 
-def test_generators_are_those_of_the_step(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_generators_are_those_of_the_step(example: Example) -> None:
     torch.manual_seed(7)
     example.take(0)
     expected = torch.randn(3)
@@ -84,9 +87,8 @@ def state_at_end(example: Example, step: int):  # type: ignore[no-untyped-def]
 
 
 def test_a_change_while_copying_is_seen_and_reported(
-    folder: MemoryFolder, caplog: pytest.LogCaptureFixture
+    example: Example, caplog: pytest.LogCaptureFixture
 ) -> None:
-    example = Example(folder)
     example.train(range(3))
     for step in (3, 4):
         example.snapshotter.settle()
@@ -102,9 +104,8 @@ def test_a_change_while_copying_is_seen_and_reported(
     assert "overlap=False" in caplog.text
 
 
-def test_the_guard_does_not_see_changes_of_data(folder: MemoryFolder) -> None:
+def test_the_guard_does_not_see_changes_of_data(example: Example) -> None:
     """PyTorch gives ``.data`` a version counter of its own: the documented limit of the guard."""
-    example = Example(folder)
     example.train(range(3))
     gate = example.hold_thread()
     example.take(3)
@@ -139,15 +140,13 @@ def test_a_restored_generation_keeps_the_step_it_came_from(folder: MemoryFolder)
     assert held == {(1, 3), (1, 4), (2, 5)}
 
 
-def test_multiples_of_the_stride_stay(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_multiples_of_the_stride_stay(example: Example) -> None:
     for step in range(30):
         example.take(step, stride=8)
     assert example.steps() == [16, 24, 27, 28, 29]
 
 
-def test_a_step_is_skipped_when_all_buffers_are_read(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_a_step_is_skipped_when_all_buffers_are_read(example: Example, folder: MemoryFolder) -> None:
     for step in range(20):
         example.take(step, stride=8)
     example.snapshotter.settle()
@@ -168,9 +167,8 @@ def test_a_step_is_skipped_when_all_buffers_are_read(folder: MemoryFolder) -> No
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def test_no_memory_costs_one_snapshot_and_the_older_ones_stay(folder: MemoryFolder) -> None:
+def test_no_memory_costs_one_snapshot_and_the_older_ones_stay(example: Example) -> None:
     """The limit on the size of files stands for a full /dev/shm."""
-    example = Example(folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     example.take(0)
     example.snapshotter.settle()
@@ -188,8 +186,7 @@ def test_no_memory_costs_one_snapshot_and_the_older_ones_stay(folder: MemoryFold
     assert example.snapshotter.skipped == 2
 
 
-def test_the_next_buffer_is_reserved_beside_the_training(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_the_next_buffer_is_reserved_beside_the_training(example: Example, folder: MemoryFolder) -> None:
 
     def reserved() -> int:
         return len([path for path in folder.path.glob("own-*") if path.stat().st_size])
@@ -223,8 +220,7 @@ def test_no_memory_at_all_switches_snapshots_off(folder: MemoryFolder) -> None:
     assert plan_of(folder).own_buffers == 0
 
 
-def test_buffers_beyond_the_plan_are_given_back(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_buffers_beyond_the_plan_are_given_back(example: Example, folder: MemoryFolder) -> None:
     for step in range(20):
         example.take(step, stride=8)
     example.snapshotter.close()
@@ -240,9 +236,8 @@ def test_buffers_beyond_the_plan_are_given_back(folder: MemoryFolder) -> None:
 
 
 def test_other_tensors_than_before_are_taken_and_told_once(
-    folder: MemoryFolder, caplog: pytest.LogCaptureFixture
+    example: Example, folder: MemoryFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    example = Example(folder)
     example.train(range(3))
     for step in (3, 4):
         example.model.register_buffer(f"new{step}", torch.full((1000,), float(step)))
@@ -256,8 +251,7 @@ def test_other_tensors_than_before_are_taken_and_told_once(
     assert "after step 4" not in caplog.text
 
 
-def test_a_tensor_that_cannot_be_stored_names_its_entry(folder: MemoryFolder) -> None:
-    example = Example(folder)
+def test_a_tensor_that_cannot_be_stored_names_its_entry(example: Example) -> None:
     example.model.register_buffer("odd", torch.eye(3).to_sparse())
     with pytest.raises(UnsupportedState, match=r"\['model'\]\['odd'\] is a sparse_coo tensor"):
         example.take(0)

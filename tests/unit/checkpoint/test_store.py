@@ -76,8 +76,12 @@ def test_an_absent_folder_holds_nothing(tmp_path: Path) -> None:
     assert store.prune(1) == []
 
 
-def test_complete_means_all_parts_of_one_world_size(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path)
+
+
+def test_complete_means_all_parts_of_one_world_size(store: CheckpointStore) -> None:
     publish(store, ref(1, 10), 0, 2)
     publish(store, ref(1, 10), 1, 3)
     assert store.complete() == []
@@ -89,15 +93,13 @@ def test_complete_means_all_parts_of_one_world_size(tmp_path: Path) -> None:
     assert store.world_size(ref(1, 10)) == 2
 
 
-def test_newest_is_the_highest_step_then_the_highest_generation(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_newest_is_the_highest_step_then_the_highest_generation(store: CheckpointStore) -> None:
     publish_all(store, ref(1, 30), ref(2, 10), ref(3, 10), ref(2, 20))
     assert store.complete() == [ref(1, 30), ref(2, 20), ref(3, 10), ref(2, 10)]
     assert store.newest_generation() == 3
 
 
-def test_strange_names_are_passed_over(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_strange_names_are_passed_over(store: CheckpointStore, tmp_path: Path) -> None:
     publish_all(store, ref(1, 1))
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "gen-0001" / "step-1").mkdir()
@@ -108,8 +110,7 @@ def test_strange_names_are_passed_over(tmp_path: Path) -> None:
     assert names == ["rank-00000-of-00002.part", "rank-00001-of-00002.part"]
 
 
-def test_a_writer_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_a_writer_that_fails_leaves_nothing_behind(store: CheckpointStore, tmp_path: Path) -> None:
 
     def write_half_and_fail() -> None:
         with store.publishing(ref(1, 1), 0, 1) as path:
@@ -121,24 +122,21 @@ def test_a_writer_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / str(ref(1, 1))) == []
 
 
-def test_pruning_keeps_the_newest_of_all_and_of_the_running_generation(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_of_all_and_of_the_running_generation(store: CheckpointStore) -> None:
     """After a rollback the running generation is behind; its own checkpoints must still be kept."""
-    store = CheckpointStore(tmp_path)
     publish_all(store, *(ref(1, step) for step in range(5)), *(ref(2, step) for step in range(3)))
     removed = store.prune(2)
     assert store.complete() == [ref(1, 4), ref(1, 3), ref(2, 2), ref(2, 1)]
     assert set(removed) == {ref(1, 0), ref(1, 1), ref(1, 2), ref(2, 0)}
 
 
-def test_pruning_spares_what_is_protected(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_pruning_spares_what_is_protected(store: CheckpointStore) -> None:
     publish_all(store, *(ref(1, step) for step in range(5)))
     store.prune(1, protect=[ref(1, 1)])
     assert store.complete() == [ref(1, 4), ref(1, 1)]
 
 
-def test_pruning_removes_only_leftovers_that_nobody_completes(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_pruning_removes_only_leftovers_that_nobody_completes(store: CheckpointStore, tmp_path: Path) -> None:
     publish_all(store, ref(1, 9), ref(2, 12))
     for leftover in (ref(1, 10), ref(2, 11), ref(2, 13), ref(3, 1)):
         publish(store, leftover, 0, 2)
@@ -150,8 +148,7 @@ def test_pruning_removes_only_leftovers_that_nobody_completes(tmp_path: Path) ->
     assert store.parts(ref(3, 1)) != []  # another generation than ours is running
 
 
-def test_pruning_removes_empty_folders_of_ended_generations(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_pruning_removes_empty_folders_of_ended_generations(store: CheckpointStore, tmp_path: Path) -> None:
     publish_all(store, ref(1, 9), ref(2, 12))
     store.prune(1)
     assert visible(tmp_path) == ["gen-0002"]
@@ -164,8 +161,7 @@ def test_pruning_to_nothing_is_refused(tmp_path: Path) -> None:
         CheckpointStore(tmp_path).prune(1, keep_every=0)
 
 
-def test_pruning_keeps_the_checkpoint_after_every_n_steps_for_ever(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_pruning_keeps_the_checkpoint_after_every_n_steps_for_ever(store: CheckpointStore) -> None:
     publish_all(store, *(ref(1, step) for step in range(4, 60, 5)), ref(2, 60))
     publish(store, ref(1, 79), 0, 2)  # one of them, but never complete
     store.prune(1, keep_every=20)
@@ -173,8 +169,9 @@ def test_pruning_keeps_the_checkpoint_after_every_n_steps_for_ever(tmp_path: Pat
     assert store.parts(ref(1, 79)) == []
 
 
-def test_the_pointer_names_the_newest_of_the_highest_generation(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_the_pointer_names_the_newest_of_the_highest_generation(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     assert store.latest() is None
     assert store.point_latest() is None
     publish_all(store, ref(1, 90), ref(2, 60))
@@ -189,9 +186,8 @@ def test_the_pointer_names_the_newest_of_the_highest_generation(tmp_path: Path) 
     assert store.point_latest() == store.latest() == ref(2, 70)
 
 
-def test_pruning_spares_what_the_pointer_names(tmp_path: Path) -> None:
+def test_pruning_spares_what_the_pointer_names(store: CheckpointStore) -> None:
     """A rollback: the pointer is behind two steps of an earlier generation, and a third one runs now."""
-    store = CheckpointStore(tmp_path)
     publish_all(store, ref(1, 90), ref(1, 80), ref(2, 60))
     store.point_latest()
     publish(store, ref(3, 61), 0, 2)
@@ -217,9 +213,10 @@ def test_a_pruning_without_the_lock_leaves_all_as_it_is(
 
 
 @pytest.mark.slow
-def test_the_pointer_is_never_torn_and_never_names_an_incomplete_one(tmp_path: Path) -> None:
+def test_the_pointer_is_never_torn_and_never_names_an_incomplete_one(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     """Two finishers and a pruner at once, looked at without pause."""
-    store = CheckpointStore(tmp_path)
     publish_all(store, ref(1, 0))
     store.point_latest()
     program = (
@@ -344,8 +341,9 @@ def test_a_pruner_that_dies_anywhere_leaves_whole_checkpoints_only(tmp_path: Pat
     assert crash_at > 70
 
 
-def test_what_is_removed_is_gone_and_the_pointer_names_one_that_is_left(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def test_what_is_removed_is_gone_and_the_pointer_names_one_that_is_left(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     publish_all(store, ref(1, 10), ref(1, 20), ref(2, 30))
     publish(store, ref(2, 40), 0, 2)
     assert store.point_latest() == ref(2, 30)

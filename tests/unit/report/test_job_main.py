@@ -19,6 +19,8 @@ from slurm_robust.model.nodeseen import HookSeen, NodeSeen
 from slurm_robust.report import job_main
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob
+from tests.builders.events import run_started
+from tests.there import there
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.test_job_report import job
 
@@ -160,14 +162,8 @@ def test_a_folder_that_disappears_meanwhile_is_missed(folder: Path) -> None:
 def journal_of(slurm: FakeSlurm) -> Journal:
     """Of the fake's job 1."""
     journal = Journal().controller(0)
-    started = journal.events[0]
-    assert isinstance(started, ev.RunStarted)
-    submitted = slurm.job(1).submit_time
-    assert submitted is not None
-    journal.events[0] = ev.RunStarted(
-        t=submitted, epoch=1, run_id="r", job_id=1, kind="script", command=("x",), cwd="/", slots=1,
-        spares=0, nproc_per_node=1, version="0",
-    )  # fmt: skip
+    submitted = there(slurm.job(1).submit_time)
+    journal.events[0] = run_started(t=submitted, epoch=1, job_id=1, command=("x",))
     return journal.allocation(1, submitted=submitted - at(0))
 
 
@@ -188,12 +184,10 @@ def test_an_ended_job_is_reported_until_its_end(slurm: FakeSlurm) -> None:
 
 def test_another_job_of_the_same_id_says_nothing(slurm: FakeSlurm) -> None:
     journal = journal_of(slurm)
-    taken = journal.events[-1]
-    assert isinstance(taken, ev.AllocationTaken)
-    assert taken.submitted is not None
+    submitted = there(slurm.job(1).submit_time)
     other = Journal().controller(0)
     other.events[0] = journal.events[0]
-    other.allocation(1, submitted=taken.submitted - at(0) - 1e6)
+    other.allocation(1, submitted=submitted - at(0) - 1e6)
     slurm.cluster.finish(1, "CANCELLED")
     del slurm.cluster.jobs[1]
     found = job_main.ask(slurm, other.events)

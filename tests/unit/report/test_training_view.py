@@ -90,26 +90,24 @@ def test_a_running_job_holds_it(root: Path) -> None:
     assert (row.state, row.holder) == (ChapterState.ENDED, "")
 
 
-def test_a_silent_slurm_leaves_a_job_that_did_not_end_its_training(training: TrainingDirectory) -> None:
-    slurm = FakeSlurm()
-    slurm.cluster.unreachable = True
-    journal = training.path.parent / "9" / "journal.jsonl"
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
-    row = row_of(training, slurm)
-    assert row.holder == "9"
-    assert "does not answer" in row.slurm
-
-
-def test_a_missing_scontrol_leaves_a_job_that_did_not_end_its_training(training: TrainingDirectory) -> None:
+class Nowhere(FakeSlurm):
     """As on a node for data transfers."""
 
-    class Nowhere(FakeSlurm):
-        def job(self, job_id: int) -> SlurmJob:
-            raise SlurmCommandMissing("scontrol is not installed")
+    def job(self, job_id: int) -> SlurmJob:
+        raise SlurmCommandMissing("scontrol is not installed")
 
+
+def test_a_silent_or_missing_slurm_leaves_a_job_that_did_not_end_its_training(
+    training: TrainingDirectory,
+) -> None:
+    silent = FakeSlurm()
+    silent.cluster.unreachable = True
     journal = training.path.parent / "9" / "journal.jsonl"
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
     assert row_of(training, Nowhere()).holder == "9"
+    row = row_of(training, silent)
+    assert row.holder == "9"
+    assert "does not answer" in row.slurm
 
 
 def test_the_jobs_of_one(training: TrainingDirectory) -> None:

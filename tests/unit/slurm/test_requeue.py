@@ -188,8 +188,12 @@ def told(into: list[StageOutcome]) -> Callable[[StageOutcome], None]:
     return into.append
 
 
-def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+@pytest.fixture
+def job_id(slurm: FakeSlurm) -> int:
+    return started(slurm)
+
+
+def test_a_dying_controller_and_its_watcher(job_id: int, slurm: FakeSlurm) -> None:
     clock = slurm.cluster.clock
     begun = clock.now
     said: list[StageOutcome] = []
@@ -209,9 +213,8 @@ def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
 
 @pytest.mark.parametrize(("known", "tried"), [(True, []), (False, [RequeueCommand.EXCLUDE])])
 def test_where_slurm_takes_no_change_before_the_run_has_ended(
-    slurm: FakeSlurm, known: bool, tried: list[RequeueCommand]
+    job_id: int, slurm: FakeSlurm, known: bool, tried: list[RequeueCommand]
 ) -> None:
-    job_id = started(slurm)
     slurm.cluster.slurmdbd = False
     slurm.shrink(job_id, ["n1"])
     clock, said = slurm.cluster.clock, []
@@ -223,8 +226,7 @@ def test_where_slurm_takes_no_change_before_the_run_has_ended(
     assert there(rest.job).excluded_nodes == ("n2",)
 
 
-def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(job_id: int, slurm: FakeSlurm) -> None:
     clock = slurm.cluster.clock
     end = clock.now + 20
     clock.on_advance.append(
@@ -242,8 +244,7 @@ def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm
     assert "run 0 has not ended yet" in outcome.detail
 
 
-def test_a_watcher_that_comes_too_late_does_nothing(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_a_watcher_that_comes_too_late_does_nothing(job_id: int, slurm: FakeSlurm) -> None:
     slurm.requeue(job_id)
     slurm.cluster.clock.advance(200)
     said: list[StageOutcome] = []
@@ -260,8 +261,7 @@ def test_a_pinned_job_drops_the_pin_of_the_bad_node(slurm: FakeSlurm) -> None:
     assert outcome.job.required_nodes == ("n1",)
 
 
-def test_failed_prologs_are_worked_around(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_failed_prologs_are_worked_around(job_id: int, slurm: FakeSlurm) -> None:
     slurm.requeue(job_id)
     slurm.cluster.failing_prologs.update({"n1", "n2"})
     outcome = watch_until_running(slurm, job_id, clock=slurm.cluster.clock)
@@ -281,16 +281,14 @@ def test_failing_prologs_are_not_worked_around_for_ever() -> None:
     assert "after 3 releases" in outcome.detail
 
 
-def test_a_cancelled_job_is_not_revived(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_a_cancelled_job_is_not_revived(job_id: int, slurm: FakeSlurm) -> None:
     slurm.cancel(job_id)
     outcome = requeue_without(slurm, job_id, ["n2"], clock=slurm.cluster.clock)
     assert not outcome.ok
     assert slurm.job(job_id).is_finished
 
 
-def test_slurm_away_for_a_while(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_slurm_away_for_a_while(job_id: int, slurm: FakeSlurm) -> None:
     clock = slurm.cluster.clock
     back = clock.now + 10
     slurm.cluster.unreachable = True
@@ -300,8 +298,7 @@ def test_slurm_away_for_a_while(slurm: FakeSlurm) -> None:
     assert clock.now >= back
 
 
-def test_slurm_away_for_good(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_slurm_away_for_good(job_id: int, slurm: FakeSlurm) -> None:
     slurm.cluster.unreachable = True
     outcome = requeue_without(slurm, job_id, [], clock=slurm.cluster.clock, timeout_s=5)
     assert not outcome.ok
@@ -321,8 +318,7 @@ def test_no_requeue_and_no_job(slurm: FakeSlurm) -> None:
     assert not requeue_without(slurm, 99, [], clock=clock).ok
 
 
-def test_a_job_that_an_administrator_holds_is_requeued_all_the_same(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_a_job_that_an_administrator_holds_is_requeued_all_the_same(job_id: int, slurm: FakeSlurm) -> None:
     slurm.cluster.put(slurm.job(job_id), priority=0, reason="JobHeldAdmin")
     outcome = requeue_without(slurm, job_id, ["n2"], clock=slurm.cluster.clock)
     assert outcome.ok
@@ -338,8 +334,7 @@ def test_an_expedited_job_needs_nobody_who_watches(slurm: FakeSlurm) -> None:
     assert slurm.job(job_id).nodes == ("n1", "n3")
 
 
-def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
+def test_an_unknown_node_does_not_keep_the_job_away(job_id: int, slurm: FakeSlurm) -> None:
     outcome = requeue_without(
         slurm, job_id, ["gone"], until=Until.RUNNING, clock=slurm.cluster.clock, timeout_s=60
     )

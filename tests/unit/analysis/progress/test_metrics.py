@@ -29,10 +29,11 @@ def watch(config: DetectConfig | None = None, best_step: int = 1000) -> MetricWa
     return MetricWatch(config or DetectConfig(), best_step)
 
 
-def trained(steps: int = 60, first: int = 1001) -> MetricWatch:
+@pytest.fixture
+def made() -> MetricWatch:
     """One that has seen some ordinary steps of two ranks."""
-    made = watch(best_step=first - 1)
-    for step in range(first, first + steps):
+    made = watch()
+    for step in range(1001, 1061):
         made.see([rank(0, step), rank(1, step)])
     assert made.verdict() is None
     return made
@@ -52,24 +53,21 @@ def test_a_non_finite_loss_is_reported_at_once_and_once(bad: float) -> None:
     assert made.verdict() is None
 
 
-def test_the_rank_that_is_alone_with_it_is_suspect() -> None:
-    made = trained()
+def test_the_rank_that_is_alone_with_it_is_suspect(made: MetricWatch) -> None:
     made.see([rank(0, 2000), rank(1, 2000, NAN), rank(2, 2001)])
     verdict = there(made.verdict())
     assert (verdict.rank, verdict.ranks) == (1, (1,))
     assert "on no other; 2 report a finite one: its data or hardware are suspect" in verdict.text
 
 
-def test_the_rank_with_the_earliest_step_is_first() -> None:
-    made = trained()
+def test_the_rank_with_the_earliest_step_is_first(made: MetricWatch) -> None:
     made.see([rank(0, 2001, NAN), rank(1, 2001, NAN), rank(2, 2000, NAN), rank(3, 2001)])
     verdict = there(made.verdict())
     assert (verdict.rank, verdict.step, verdict.ranks) == (2, 2000, (0, 1, 2))
     assert verdict.text.endswith("on rank 2 first; ranks 0-2 show it, 1 others report a finite one")
 
 
-def test_the_newest_step_at_which_all_were_finite_is_reported() -> None:
-    made = trained()
+def test_the_newest_step_at_which_all_were_finite_is_reported(made: MetricWatch) -> None:
     made.see([rank(0, 2000), rank(1, 2001)])
     made.see([rank(0, 2004), rank(1, 2005, NAN)])
     verdict = there(made.verdict())
@@ -80,15 +78,13 @@ def test_the_newest_step_at_which_all_were_finite_is_reported() -> None:
     assert verdict.good_step == -1
 
 
-def test_ranks_that_are_not_so_far_say_nothing() -> None:
-    made = trained()
+def test_ranks_that_are_not_so_far_say_nothing(made: MetricWatch) -> None:
     made.see([rank(0, 1999), rank(1, 2000, NAN)])
     verdict = there(made.verdict())
     assert verdict.text.endswith("rank 1 of those that are so far show it")
 
 
-def test_a_number_that_is_not_finite_on_all_ranks_is_said_to_be() -> None:
-    made = trained()
+def test_a_number_that_is_not_finite_on_all_ranks_is_said_to_be(made: MetricWatch) -> None:
     made.see([rank(0, 2000, NAN), rank(1, 2000, NAN), Progress(rank=2, step=5, reported=False, age_s=1.0)])
     verdict = there(made.verdict())
     assert verdict.text.endswith("on all ranks that report")
@@ -99,8 +95,9 @@ def since(number: int, bad: int, step: int) -> Progress:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_the_rank_whose_own_record_has_the_earliest_bad_step_is_first(order: tuple[int, ...]) -> None:
-    made = trained()
+def test_the_rank_whose_own_record_has_the_earliest_bad_step_is_first(
+    made: MetricWatch, order: tuple[int, ...]
+) -> None:
     records = [since(0, 2002, 2004), since(1, 2001, 2004), since(2, 2002, 2003)]
     made.see([records[at] for at in order])
     verdict = there(made.verdict())
@@ -109,8 +106,7 @@ def test_the_rank_whose_own_record_has_the_earliest_bad_step_is_first(order: tup
     assert verdict.text == where_it_began([records[at] for at in order])
 
 
-def test_a_rank_that_is_alone_with_it_is_named_with_its_first_bad_step() -> None:
-    made = trained()
+def test_a_rank_that_is_alone_with_it_is_named_with_its_first_bad_step(made: MetricWatch) -> None:
     made.see([rank(0, 2001), since(1, 2000, 2002)])
     verdict = there(made.verdict())
     assert verdict.text.startswith("loss is nan at step 2000 on rank 1 and on no other; 1 report")
@@ -120,8 +116,7 @@ def test_where_nothing_is_wrong_nothing_began() -> None:
     assert where_it_began([rank(0, 5), rank(1, 5, None)]) == ""
 
 
-def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training() -> None:
-    made = trained()
+def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training(made: MetricWatch) -> None:
     for step, norm in enumerate([INF, 1.0, NAN, 1.0], 2000):
         made.see([rank(0, step, grad_norm=norm)])
         made.see([rank(0, step, grad_norm=norm)])  # the same record again is no other step
@@ -139,8 +134,7 @@ def test_overflowing_gradients_of_the_warm_up_are_the_search_for_a_scale() -> No
     assert made.verdict() is None
 
 
-def test_a_non_finite_loss_is_over_when_all_ranks_are_finite_and_may_come_again() -> None:
-    made = trained()
+def test_a_non_finite_loss_is_over_when_all_ranks_are_finite_and_may_come_again(made: MetricWatch) -> None:
     made.see([rank(0, 2000, NAN), rank(1, 2000, NAN)])
     assert made.verdict() is not None
     made.see([rank(0, 2001), rank(1, 2000, NAN)])
@@ -173,8 +167,9 @@ def test_ranks_without_metrics_are_no_witnesses() -> None:
     ("loss", "grad_norm", "name"),
     [(10.0, 1.0, "loss"), (2.0, 5.0, "gradient norm"), (2.0, 500.0, "gradient norm")],
 )
-def test_a_jump_is_reported_once_and_its_end_noted(loss: float, grad_norm: float, name: str) -> None:
-    made = trained()
+def test_a_jump_is_reported_once_and_its_end_noted(
+    made: MetricWatch, loss: float, grad_norm: float, name: str
+) -> None:
     made.see([rank(0, 2000, loss, grad_norm), rank(1, 2000)])
     verdict = there(made.verdict())
     assert (verdict.symptom, verdict.rank, verdict.step) == (Symptom.SPIKE, 0, 2000)
@@ -187,8 +182,7 @@ def test_a_jump_is_reported_once_and_its_end_noted(loss: float, grad_norm: float
     assert made.verdict() is not None
 
 
-def test_less_than_the_factor_is_no_jump() -> None:
-    made = trained()
+def test_less_than_the_factor_is_no_jump(made: MetricWatch) -> None:
     made.see([rank(0, 2000, 9.99, 4.99)])
     assert made.verdict() is None
     made = MetricWatch(DetectConfig(spike_factor=2.0), 1000)
@@ -212,8 +206,7 @@ def test_the_warm_up_is_exempt_and_counted_from_the_begin_of_the_training(best_s
     assert [verdict.step for verdict in found] == [begin + 100]
 
 
-def test_the_lowest_rank_that_reports_is_followed() -> None:
-    made = trained()
+def test_the_lowest_rank_that_reports_is_followed(made: MetricWatch) -> None:
     made.see([rank(0, 2000), rank(1, 2000, 50.0)])
     assert made.verdict() is None
 
