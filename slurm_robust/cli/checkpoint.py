@@ -30,7 +30,9 @@ def register(commands: Commands) -> None:
     remove = add_command(
         parts,
         "rm",
-        _remove,
+        lambda args: removing.rm_main(
+            args.job, args.steps, _asked(args, force=args.force), job_dir=args.job_dir
+        ),
         text,
         more="Of a job of a training: those of the training.",
         epilog="Example: srobust checkpoint rm gpt-7b 1200 1300",
@@ -45,7 +47,7 @@ def register(commands: Commands) -> None:
     prune = add_command(
         parts,
         "prune",
-        _prune,
+        lambda args: removing.prune_main(args.job, args.keep, _asked(args), job_dir=args.job_dir),
         text,
         more="Of a job of a training: those of the training.",
         epilog="Example: srobust checkpoint prune gpt-7b --keep 1 --dry-run",
@@ -82,11 +84,3 @@ def _export(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace, *, force: bool = False) -> RemovalOptions:
     return RemovalOptions(yes=args.yes, dry_run=args.dry_run, json=args.json, force=force)
-
-
-def _remove(args: argparse.Namespace) -> int:
-    return removing.rm_main(args.job, args.steps, _asked(args, force=args.force), job_dir=args.job_dir)
-
-
-def _prune(args: argparse.Namespace) -> int:
-    return removing.prune_main(args.job, args.keep, _asked(args), job_dir=args.job_dir)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, add_command, hostlist, number
 from slurm_robust.diagnostics import command
@@ -14,7 +12,14 @@ def register(commands: Commands) -> None:
     parser = add_command(
         commands,
         "diagnose",
-        _diagnose,
+        lambda args: command.main(
+            nodes=args.nodes,
+            tests=tuple(filter(None, args.tests.split(","))),
+            bitwise=args.bitwise,
+            storage=args.storage,
+            budget_s=args.budget,
+            json=args.json,
+        ),
         HELP["diagnose"],
         epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
         json=True,
@@ -35,15 +40,4 @@ def register(commands: Commands) -> None:
         type=number(above=True),
         default=300.0,
         help="seconds for all tests together (default: %(default)g)",
-    )
-
-
-def _diagnose(args: argparse.Namespace) -> int:
-    return command.main(
-        nodes=args.nodes,
-        tests=tuple(filter(None, args.tests.split(","))),
-        bitwise=args.bitwise,
-        storage=args.storage,
-        budget_s=args.budget,
-        json=args.json,
     )

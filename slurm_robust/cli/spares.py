@@ -179,17 +179,13 @@ def _register_status(commands: Commands) -> None:
     parser = add_command(
         commands,
         "status",
-        _status,
+        lambda args: spares.status(args.name, _wanted(args), json=args.json),
         "show the state of each spare, and compare their number with the plan",
         epilog="Exit codes: 0 as many as reserved and planned are ready or in use, 1 fewer.",
         json=True,
     )
     _add_name(parser)
     _add_wanted(parser)
-
-
-def _status(args: argparse.Namespace) -> int:
-    return spares.status(args.name, _wanted(args), json=args.json)
 
 
 def _register_remove(commands: Commands) -> None:

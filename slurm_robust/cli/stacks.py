@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
@@ -15,7 +14,9 @@ def register(commands: Commands) -> None:
     parser = add_command(
         commands,
         "stacks",
-        _stacks,
+        lambda args: live.stacks(
+            args.job, json=args.json, raw=args.raw, ranks=args.rank, save=args.save, job_dir=args.job_dir
+        ),
         HELP["stacks"],
         more="Training goes on undisturbed.",
         epilog="Exit codes: 0 all nodes answered, 1 some did not, 66 no stacks can be taken.",
@@ -33,10 +34,4 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument(
         "--save", metavar="FILE", type=Path, help="also write everything, with full stacks, as JSON"
-    )
-
-
-def _stacks(args: argparse.Namespace) -> int:
-    return live.stacks(
-        args.job, json=args.json, raw=args.raw, ranks=args.rank, save=args.save, job_dir=args.job_dir
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, add_command, add_job_dir
 from slurm_robust.report.top import command
@@ -14,7 +12,7 @@ def register(commands: Commands) -> None:
     parser = add_command(
         commands,
         "top",
-        _top,
+        lambda args: command.main(args.jobs, json=args.json, job_dir=args.job_dir),
         HELP["top"],
         more="Reads the job's folder only. 's' sorts nodes, 'w' filters them, '?' shows all keys, 'q' quits.",
         json=True,
@@ -26,7 +24,3 @@ def register(commands: Commands) -> None:
         help="as for 'srobust status'; several make a list (default: all jobs of --job-dir)",
     )
     add_job_dir(parser)
-
-
-def _top(args: argparse.Namespace) -> int:
-    return command.main(args.jobs, json=args.json, job_dir=args.job_dir)

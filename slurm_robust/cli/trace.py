@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, add_command
 from slurm_robust.report import trace
@@ -14,7 +12,7 @@ def register(commands: Commands) -> None:
     parser = add_command(
         commands,
         "trace",
-        _trace,
+        lambda args: trace.main(args.job, otlp=args.otlp, json=args.json, job_dir=args.job_dir),
         HELP["trace"],
         more="Also of a job that has ended. Sent twice, a span has the same id.",
         of_job=True,
@@ -25,7 +23,3 @@ def register(commands: Commands) -> None:
         metavar="URL",
         help="send them to this OpenTelemetry collector by OTLP over HTTP (http://localhost:4318)",
     )
-
-
-def _trace(args: argparse.Namespace) -> int:
-    return trace.main(args.job, otlp=args.otlp, json=args.json, job_dir=args.job_dir)
