@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 from rich.console import Console
+from rich.table import Table
 
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 
@@ -148,6 +149,16 @@ def write(name: str, facts: Mapping[str, object]) -> Path:
 def console() -> Console:
     """Wide enough for the tables, also where the output is no terminal."""
     return Console(width=max(120, Console().width))
+
+
+def table(title: str, *columns: str) -> Table:
+    """An empty table below its title."""
+    return Table(*columns, title=title, title_justify="left")
+
+
+def say(text: str) -> None:
+    """A line about what goes on, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def parser(doc: str | None, reps: int) -> argparse.ArgumentParser:

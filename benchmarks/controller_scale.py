@@ -21,7 +21,6 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from rich.table import Table
 
 from benchmarks import common
 from benchmarks.scale_agents import NPROC
@@ -268,8 +267,7 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def show(runs: Sequence[dict[str, object]]) -> None:
     """One column per run."""
-    table = Table(title="The controller of a large job", title_justify="left")
-    table.add_column("")
+    table = common.table("The controller of a large job", "")
     for run in runs:
         table.add_column(f"{run['nodes']} nodes, {run['ranks']} ranks, {run['step_s']:g} s a step")
     for words, name, form in ROWS:

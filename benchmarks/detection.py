@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import yaml
-from rich.table import Table
 
 from benchmarks import common
 from benchmarks.samples import Summary
@@ -42,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = {"machine": machine, "samples": samples, "paper": PAPER}
     path = common.write("detection", {**facts, "summary": {n: asdict(s) for n, s in summaries.items()}})
     title = f"Seconds until a fault is in the event log: median (range), n={options.reps}"
-    table = Table(title=title, title_justify="left")
-    for column in ("", "watch", "paper", "watch / paper", f"aim ≤ {AIM}"):
-        table.add_column(column)
+    table = common.table(title, "", "watch", "paper", "watch / paper", f"aim ≤ {AIM}")
     for name, found in summaries.items():
         ratio = found.median / PAPER[name]
         met = "met" if ratio <= AIM else "MISSED"

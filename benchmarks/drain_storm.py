@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.config.node import Drain, NodeConfig, Paths
@@ -235,8 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(runs: Sequence[dict[str, Any]]) -> None:
     """One column for each slurmctld; medians and ranges over repetitions."""
-    table = Table(title=f"One fault on {runs[0]['nodes']} nodes at once", title_justify="left")
-    table.add_column("")
+    table = common.table(f"One fault on {runs[0]['nodes']} nodes at once", "")
     columns = list(dict.fromkeys(run["slurmctld"] for run in runs))
     for name in columns:
         table.add_column(f"slurmctld {name}", justify="right")

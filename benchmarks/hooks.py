@@ -206,8 +206,7 @@ def _summary(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def _table(results: dict[str, dict[str, float]], checks: str) -> Table:
-    table = Table(title=f"Hooks on this machine, {checks}", title_justify="left")
-    table.add_column("")
+    table = common.table(f"Hooks on this machine, {checks}", "")
     for name in ("median ms", "least ms", "p99 ms", "CPU ms", "CPU least-most"):
         table.add_column(name, justify="right")
     for name, found in results.items():

@@ -17,7 +17,6 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 
 from benchmarks import common
 from benchmarks.controller_scale import SETTLE_S, SPARES, job_of
@@ -43,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     runs = [measure(nodes, chosen.scrapes) for nodes in chosen.nodes for _ in range(chosen.reps)]
     path = common.write("metrics", {"machine": common.machine(), "runs": runs})
-    table = Table(title="A scrape of a job's metrics", title_justify="left")
-    table.add_column("")
+    table = common.table("A scrape of a job's metrics", "")
     for run in runs:
         table.add_column(f"{run['nodes']:.0f} nodes", justify="right")
     for name in FIGURES:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from rich.table import Table
 
 from benchmarks import common, timeline
 from benchmarks.samples import Interval, Summary, median_ratio, windowed
@@ -108,9 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             samples.append(measure(sandbox, str(rep), options))
             ratio = median_ratio(samples[-1].pairs)
             console.print(f"{rep + 1} {len(samples[-1].pairs)} pairs of turns: {_text('ratio', ratio)}")
-    table = Table(title=f"Overhead: {options.reps} trainings, watched in turns", title_justify="left")
-    table.add_column("quantity")
-    table.add_column("value")
+    table = common.table(f"Overhead: {options.reps} trainings, watched in turns", "quantity", "value")
     facts: dict[str, object] = {"machine": machine, "samples": [asdict(s) for s in samples]}
     for name, row in _summary(samples, calls).items():
         facts[name] = row if isinstance(row, float) else asdict(row)

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rich.table import Table
-
 from benchmarks import common, timeline
 from benchmarks.samples import Summary
 from slurm_robust.model import events as ev
@@ -55,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "power_cut_batch_host" if options.batch_host else "power_cut"
     path = common.write(name, {**facts, "summary": {name: asdict(s) for name, s in summaries.items()}})
     title = f"Seconds after a power cut, {NODES} nodes and {SPARES} spare: median (range), n={options.reps}"
-    table = Table(title=title, title_justify="left")
-    for column in ("seen", "stopped and sealed", "launched", "new step"):
-        table.add_column(column)
+    table = common.table(title, "seen", "stopped and sealed", "launched", "new step")
     table.add_row(*(summary.text() for summary in summaries.values()))
     console.print(table, f"every sample is in {path}")
     return 0

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import common, timeline
 from benchmarks.samples import Summary, interleaved
@@ -394,8 +393,8 @@ def _show(
     options: argparse.Namespace,
 ) -> None:
     title = f"Seconds after the power cut, {options.nodes} nodes: median (range)"
-    table = Table(title=title, title_justify="left")
-    for column in (
+    table = common.table(
+        title,
         "",
         "runs",
         "seen",
@@ -404,8 +403,7 @@ def _show(
         "of which after the requeue",
         "/ warm",
         "where the time went",
-    ):
-        table.add_column(column)
+    )
     warm = _summaries(samples.get(_WARM, ()))
     for case in every:
         runs = samples.get(case.title, ())

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.model import events as ev
@@ -60,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "samples": {n: [asdict(s) for s in found] for n, found in samples.items()},
     }
     path = common.write("rehearsal", facts)
-    table = Table(title=f"Seconds from the launch to the first step, n={options.reps}", title_justify="left")
-    for column in ("standby", "first start", "in place", "replaced", "replaced / in place", "rehearsal"):
-        table.add_column(column)
+    columns = ("standby", "first start", "in place", "replaced", "replaced / in place", "rehearsal")
+    table = common.table(f"Seconds from the launch to the first step, n={options.reps}", *columns)
     for name, found in samples.items():
         ratio = Summary.of([s.replaced / s.in_place for s in found])
         fields = [Summary.of([getattr(s, f) for s in found]) for f in ("cold_start", "in_place", "replaced")]

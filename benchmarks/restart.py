@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import common, contenders
 from benchmarks.contenders import Contender, Outcome
@@ -103,9 +102,8 @@ def _summaries(runs: Sequence[Outcome]) -> dict[str, Summary]:
 
 
 def _show(console: Console, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    table = Table(title="Seconds after SIGKILL of one of 4 ranks: median (range)", title_justify="left")
-    for column in ("", "runs", "respawn", "imported", "group", "ready", "new step", "/ ours"):
-        table.add_column(column)
+    columns = ("", "runs", "respawn", "imported", "group", "ready", "new step", "/ ours")
+    table = common.table("Seconds after SIGKILL of one of 4 ranks: median (range)", *columns)
     ours = _summaries(outcomes.get(OURS, []))
     for name, runs in outcomes.items():
         found = _summaries(runs)

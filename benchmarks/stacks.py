@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
-from rich.table import Table
 
 from benchmarks import common
 from benchmarks.samples import Summary
@@ -79,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     facts = {"reps": options.reps, "machine": machine, **size, "results": results, "verdicts": verdicts}
     common.write("stacks", facts | {"wall_and_cpu_s": times})
-    table = Table(title=f"{size['ranks']} ranks, {size['frames']} calls", title_justify="left")
-    for column in ("", "seconds", "CPU seconds", "verdict"):
-        table.add_column(column)
+    table = common.table(
+        f"{size['ranks']} ranks, {size['frames']} calls", "", "seconds", "CPU seconds", "verdict"
+    )
     for name, wall in walls.items():
         table.add_row(name, wall.text(3), cpus[name].text(3), str(verdicts.get(name, "")))
     common.console().print(table)

@@ -40,14 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         rate = count / (time.monotonic() - begun)
         text = show.in_short(outcome, outcomes.get(outcome.case.undisturbed))
         left = (len(todo) - count) / rate
-        _say(f"{count} of {len(todo)}, {rate * 60:.1f} a minute, {left / 60:.0f} minutes left: {text}")
+        common.say(f"{count} of {len(todo)}, {rate * 60:.1f} a minute, {left / 60:.0f} minutes left: {text}")
 
     try:
         if todo:
             with Sandbox.up(config(options.jobs), name=f"bench-{os.getpid()}-code") as sandbox:
                 Matrix(sandbox, options.jobs, _commit(), done).run(todo)
     except KeyboardInterrupt:
-        _say(f"interrupted: --resume runs the {sum(case not in outcomes for case in todo)} that are missing")
+        common.say(
+            f"interrupted: --resume runs the {sum(case not in outcomes for case in todo)} that are missing"
+        )
         return 130
     show.print_mode(common.console(), options.mode, outcomes)
     print(f"kept in {common.OUT / NAME}.json; journals and logs in {common.OUT / NAME}", file=sys.stderr)
@@ -85,10 +87,6 @@ def _write(machine: object, outcomes: Iterable[Outcome]) -> None:
 def _commit() -> str:
     words = ["git", "-C", str(common.ROOT), "describe", "--always", "--dirty"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

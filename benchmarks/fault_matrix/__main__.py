@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = common.console()
     for mode in MODES if options.mode == "both" else (options.mode,):
         with cluster(f"bench-{os.getpid()}-matrix-{mode}") as sandbox:
-            matrix = Matrix(sandbox, mode, options.seed, _say)
+            matrix = Matrix(sandbox, mode, options.seed, common.say)
             matrix.run(options.only or CASES)
             matrix.compare()
         show.print_mode(console, mode, matrix.outcomes, matrix.endings)
@@ -58,10 +58,6 @@ def _cases(text: str) -> tuple[Case, ...]:
         known = ", ".join(case.name for case in CASES)
         raise argparse.ArgumentTypeError(f"no case {unknown[0]!r}; there are: {known}")
     return tuple(by_name[name] for name in names)
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import common
 from benchmarks.fault_matrix.confusion import COLUMNS, NOBODY, THE_NODE, figures, marks, table
 from benchmarks.fault_matrix.outcomes import Outcome
 from benchmarks.fault_matrix.run import Ending
@@ -39,9 +40,8 @@ def as_json(found: Outcome) -> dict[str, object]:
 
 
 def _cases(mode: str, outcomes: Sequence[Outcome]) -> Table:
-    made = Table(title=f"Fault matrix, {mode} mode", title_justify="left")
-    for name in ("fault", "on", "seen", "after s", "limit", "placed s", "decided s", "blamed", "actions", ""):
-        made.add_column(name)
+    columns = ("fault", "on", "seen", "after s", "limit", "placed s", "decided s", "blamed", "actions", "")
+    made = common.table(f"Fault matrix, {mode} mode", *columns)
     for found in outcomes:
         mark = marks(found)
         limit = found.expected.detect_s
@@ -61,10 +61,8 @@ def _cases(mode: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _confusion(mode: str, outcomes: Sequence[Outcome]) -> Table:
-    made = Table(title=f"Blamed, {mode} mode (rows: expected)", title_justify="left")
     counts = table(outcomes)
-    for name in ("", *COLUMNS):
-        made.add_column(name)
+    made = common.table(f"Blamed, {mode} mode (rows: expected)", "", *COLUMNS)
     for row in (THE_NODE, NOBODY):
         made.add_row(row, *(str(counts.get((row, found), 0)) for found in COLUMNS))
     return made

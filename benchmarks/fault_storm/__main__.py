@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 
 from benchmarks import common
 from benchmarks.fault_storm.plan import plan
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shared_disk(sandbox, JOBS, mb=256) as disk,
     ):
         training = Training(sandbox, minutes=options.minutes)
-        storm = Storm(sandbox, training, disk, options.seed, _say)
+        storm = Storm(sandbox, training, disk, options.seed, common.say)
         begun = time.monotonic()
         try:
             planned = plan(options.seed, 2 * options.faults + 1)  # not each finds a target
@@ -100,7 +99,7 @@ def _compare(sandbox: Sandbox, training: Training, facts: dict[str, object]) -> 
     hashes, final = training.hashes(), training.out.read_text()
     steps = max(hashes) + 1
     sandbox.wait_idle(120.0)
-    _say(f"reference: {steps} steps without faults")
+    common.say(f"reference: {steps} steps without faults")
     reference = Training(sandbox, steps=steps)
     reference.wait(lambda: reference.state.ended is not None, 60 + steps * 0.2, "end of the reference")
     reference.wait(lambda: reference.slurm_state() in ("COMPLETED", ""), 60, "end of the reference")
@@ -174,9 +173,7 @@ def _keep(sandbox: Sandbox, training: Training) -> None:
 
 
 def _show(storm: Storm, facts: dict[str, object], path: Path) -> None:
-    table = Table(title="Seconds to a new step: median (range)", title_justify="left")
-    for name in ("fault", "n", "seconds"):
-        table.add_column(name)
+    table = common.table("Seconds to a new step: median (range)", "fault", "n", "seconds")
     for kind, summary in by_kind(storm.planted).items():
         table.add_row(kind, str(summary.n), summary.text(1))
     console = common.console()
@@ -194,10 +191,6 @@ def _show(storm: Storm, facts: dict[str, object], path: Path) -> None:
     )
     console.print(f"{len(storm.planted)} faults; " + ", ".join(f"{n} {facts.get(n)}" for n in said))
     console.print(f"ETTR {facts.get('ettr', 0.0):.1%}; see {path}")
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
