@@ -97,11 +97,6 @@ class Narrator:
                     f"takeover: the controller runs on {event.node or event.host} now: {event.reason}",
                     nodes=(event.taken_from,),
                 )
-            case ev.AllocationTaken() | ev.RequeueStarted() | ev.RunEnded():
-                yield from self._of_the_run(event)
-
-    def _of_the_run(self, event: ev.AllocationTaken | ev.RequeueStarted | ev.RunEnded) -> Iterator[Notice]:
-        match event:
             case ev.AllocationTaken(restart_count=run):
                 self._wanted = max(self._wanted, len(event.spares))
                 self._gave_up = False
@@ -122,13 +117,12 @@ class Narrator:
                     command=f"squeue -j {self._state.job_id}",
                 )
             case ev.RunEnded(code=code):
-                told = self._gave_up and code == ExitCode.DO_NOT_REQUEUE
-                kind = NoticeKind.GIVE_UP if code == ExitCode.DO_NOT_REQUEUE and not told else NoticeKind.END
+                is_news = code == ExitCode.DO_NOT_REQUEUE and not self._gave_up
                 wanted = code == 0 or code in _BY_ORDER or not event.final
                 yield self._notice(
                     event,
                     f"end/{self._state.restart_count}/{event.epoch}",
-                    kind,
+                    NoticeKind.GIVE_UP if is_news else NoticeKind.END,
                     f"the run is over, exit code {code}: {event.reason}",
                     Severity.INFO if wanted else Severity.CRITICAL,
                 )

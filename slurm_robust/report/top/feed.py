@@ -176,12 +176,12 @@ class JobFeed:
         moment, source = self._read_live_status(state)
         live = moment is not None and not source
         now, mono = self._wall(), self._mono()
+        phase, reason = phase_of(self._journal.events, state)
         if moment is None or source:
             age_s = max(0.0, now - self._newest_t) if self._newest_t else 0.0
-            moment = self._by_journal(state, now)
+            moment = self._by_journal(state, now, phase, reason)
         else:
             age_s = mono - (self._changed or mono)
-        phase, reason = phase_of(self._journal.events, state)
         # What the job did when the moment was made; the journal may be two seconds newer.
         if live and moment.incident is not None:
             phase = "recovering"
@@ -247,9 +247,8 @@ class JobFeed:
             self._incidents_due = False
             self._incidents = incident_rows(self._journal.events)[-MAX_INCIDENTS:]
 
-    def _by_journal(self, state: JobState, now: float) -> LiveStatus:
+    def _by_journal(self, state: JobState, now: float, phase: str, reason: str) -> LiveStatus:
         ledger, last, stored = self._summary(now), self._progress, state.world.stored
-        phase, reason = phase_of(self._journal.events, state)
         return structs.replace(
             of_state(state, now),
             stage=phase,
