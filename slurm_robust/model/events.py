@@ -7,7 +7,7 @@ The state of a job is the fold of its events (:mod:`slurm_robust.model.state`) a
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -210,6 +210,9 @@ class FirstStep(WorldEvent):
     """The script numbers its steps."""
     spent: dict[str, float] = {}
     """As in :class:`ProgressMade`."""
+    # Only ProgressMade has them.
+    loss: ClassVar[None] = None
+    grad_norm: ClassVar[None] = None
 
 
 class StartMeasured(WorldEvent):

@@ -70,8 +70,8 @@ def progress(
     when = [t for t, _ in lines]
     made = [event for _, event in lines]
     took = list(_step_times(when, made))
-    loss = [event.loss if isinstance(event, ev.ProgressMade) else None for event in made]
-    norm = [event.grad_norm if isinstance(event, ev.ProgressMade) else None for event in made]
+    loss = [event.loss for event in made]
+    norm = [event.grad_norm for event in made]
     kept = range(len(lines))
     if most is not None and len(lines) > most:
         ends = _ends([event.generation for event in made])

@@ -179,7 +179,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         run=max(0, state.restart_count),
         generation=state.world.generation,
         step=last.step if last else -1,
-        loss=last.loss if isinstance(last, ev.ProgressMade) else None,
+        loss=last.loss if last else None,
         slots=state.world.slots,
         spares=state.spares,
         aside={} if is_left else {n: why.reason for n, why in state.aside.items() if n in state.spares},

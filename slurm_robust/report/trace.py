@@ -206,7 +206,6 @@ def _generation(launch: LaunchView) -> Iterator[TraceSpan]:
         )
         begin += one.median_s
     if launch.first is not None and launch.last is not None:
-        loss = launch.last.loss if isinstance(launch.last, ev.ProgressMade) else None
         yield TraceSpan(
             key=f"{key} training",
             name=TRAINING_LOOP,
@@ -216,7 +215,7 @@ def _generation(launch: LaunchView) -> Iterator[TraceSpan]:
             attributes={
                 "train_iterations_start": launch.first.step,
                 "current_iteration": launch.last.step,
-                **({"latest_loss": loss} if loss is not None else {}),
+                **({"latest_loss": launch.last.loss} if launch.last.loss is not None else {}),
             },
         )
 

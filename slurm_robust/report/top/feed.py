@@ -255,8 +255,8 @@ class JobFeed:
             stage_why=one_line(reason),
             step=last.step if last is not None else -1,
             step_age_s=max(0.0, now - last.t) if last is not None else None,
-            loss=last.loss if isinstance(last, ev.ProgressMade) else None,
-            grad_norm=last.grad_norm if isinstance(last, ev.ProgressMade) else None,
+            loss=last.loss if last is not None else None,
+            grad_norm=last.grad_norm if last is not None else None,
             nodes=tuple(_nodes(state)),
             incident=self._incident.at(state, now),
             tiers=(
