@@ -18,6 +18,7 @@ import msgspec
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.util import proc
+from slurm_robust.util.process import signal_group
 from slurm_robust.util.text import one_line
 from slurm_robust.worker import spawning
 from slurm_robust.worker.spawning import (
@@ -337,11 +338,11 @@ class ZygoteLauncher:
     def terminate(self, pid: int) -> None:
         """Send TERM, or KILL to a stopped worker."""
         # Only KILL ends a stopped process; TERM would wait for a CONT until the grace is over.
-        _signal_group(pid, signal.SIGKILL if _is_stopped(pid) else signal.SIGTERM)
+        signal_group(pid, signal.SIGKILL if _is_stopped(pid) else signal.SIGTERM)
 
     def kill(self, pid: int) -> None:
         """Send KILL to the group."""
-        _signal_group(pid, signal.SIGKILL)
+        signal_group(pid, signal.SIGKILL)
 
     def inject(self, pid: int, number: int) -> None:
         """Send a signal to the worker alone."""
@@ -399,13 +400,6 @@ def _await_end(process: subprocess.Popen[bytes], patience_s: float) -> int | Non
         except subprocess.TimeoutExpired:
             process.kill()  # still importing, or stopped
     return None
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # nothing left, or only programs of another user, which Slurm ends with the step
 
 
 def _is_stopped(pid: int) -> bool:

@@ -55,7 +55,25 @@ def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
     if known is not None:
         return known
     sources, identities, compiled = _find(path, compiled)
-    return _read(sources, identities, compiled, strict=_is_strict(path))
+    # Imported here: hooks need neither yaml nor the reader if the compiled copy is good.
+    from slurm_robust.config.reader import MAX_BYTES, Layers
+
+    layers = Layers(NodeConfig)
+    mode = 0o644
+    for source in sources:
+        try:
+            found = source.stat()
+            text = read_regular(source, MAX_BYTES)
+        except OSError as error:
+            raise _unreadable(error) from error
+        mode &= found.st_mode
+        if _is_strict(path) and (why := refusal(source)):
+            layers.problems.append(Problem(why))
+        layers.add_yaml(text, str(source))
+    config = layers.build()
+    if compiled and os.geteuid() == 0:
+        _write_compiled(compiled, identities, layers.values, mode)
+    return config
 
 
 def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig | None:
@@ -105,30 +123,6 @@ def _find(path: Path, compiled: Path | None) -> tuple[tuple[Path, ...], tuple[_I
 def _identity(path: Path) -> _Identity:
     found = path.stat()
     return _Identity(path=str(path), mtime_ns=found.st_mtime_ns, size=found.st_size, inode=found.st_ino)
-
-
-def _read(
-    sources: tuple[Path, ...], identities: tuple[_Identity, ...], compiled: Path | None, *, strict: bool
-) -> NodeConfig:
-    # Imported here: hooks need neither yaml nor the reader if the compiled copy is good.
-    from slurm_robust.config.reader import MAX_BYTES, Layers
-
-    layers = Layers(NodeConfig)
-    mode = 0o644
-    for source in sources:
-        try:
-            found = source.stat()
-            text = read_regular(source, MAX_BYTES)
-        except OSError as error:
-            raise _unreadable(error) from error
-        mode &= found.st_mode
-        if strict and (why := refusal(source)):
-            layers.problems.append(Problem(why))
-        layers.add_yaml(text, str(source))
-    config = layers.build()
-    if compiled and os.geteuid() == 0:
-        _write_compiled(compiled, identities, layers.values, mode)
-    return config
 
 
 def is_usual(path: Path) -> bool:

@@ -171,7 +171,7 @@ class SchemaKey:
     @property
     def example(self) -> str:
         """A line of YAML with a valid value; empty if none is known."""
-        shown = [self.default, *_examples(self.kind)]
+        shown = [self.default, *(example for meta in _metas(self.kind) for example in meta.examples or ())]
         value = next((value for value in shown if value not in (None, "", (), {})), None)
         return "" if value is None else f"{self.name.rpartition('.')[2]}: {as_json(value)}"
 
@@ -252,9 +252,12 @@ def types_of(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _examples(kind: Any) -> list[Any]:
-    metas = kind.__metadata__ if get_origin(kind) is Annotated else ()
-    return [example for meta in metas for example in meta.examples or ()]
+def _is_secret(kind: Any) -> bool:
+    return any((meta.extra or {}).get(SECRET) for meta in _metas(kind))
+
+
+def _metas(kind: Any) -> tuple[Any, ...]:
+    return kind.__metadata__ if get_origin(kind) is Annotated else ()
 
 
 class Checker:
@@ -491,11 +494,6 @@ def _without_secrets(value: object) -> object:
         for item in msgspec.structs.fields(value)
         for set_ in [getattr(value, item.name)]
     }
-
-
-def _is_secret(kind: Any) -> bool:
-    metas = kind.__metadata__ if get_origin(kind) is Annotated else ()
-    return any((meta.extra or {}).get(SECRET) for meta in metas)
 
 
 def _in_schema(key: Key) -> str:

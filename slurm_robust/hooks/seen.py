@@ -14,7 +14,6 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.nodeseen import DriverError, HookSeen
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.nodes.checks import ethernet, gpu, infiniband, kernel
-from slurm_robust.nodes.gpus.facts import GpuFacts
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.verdict import Report
 
@@ -69,12 +68,9 @@ def _counters(report: Report, memory: Memory) -> Iterator[tuple[str, dict[str, i
             lost = {"lost": link.lost} if link.lost else {}
             yield name, link.errors | lost
     if (gpus := memory.newest(gpu.GPUS, report.at, report.boot_id)) is not None:
-        yield from _gpu_counters(gpus.facts)
-
-
-def _gpu_counters(facts: GpuFacts) -> Iterator[tuple[str, dict[str, int]]]:
-    for one in facts.gpus:
-        yield one.label, {name: count for name in _GPU_COUNTERS if (count := getattr(one, name)) is not None}
+        for one in gpus.facts.gpus:
+            known = ((name, getattr(one, name)) for name in _GPU_COUNTERS)
+            yield one.label, {name: count for name, count in known if count is not None}
 
 
 def driver_errors(report: Report, memory: Memory, since: float) -> tuple[DriverError, ...]:

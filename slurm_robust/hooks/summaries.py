@@ -86,7 +86,9 @@ def spool_summary(
     if not isinstance(found, SpooledSummary):
         return found
     data = encode(found)
-    write = partial(_put, spool_folder(config), _name(found), data, config.fleet.spool_mb * 2**20)
+    cluster = f".{found.cluster}" if found.cluster else ""
+    name = f"{found.uid}.{found.job_id}{cluster}.json"
+    write = partial(_put, spool_folder(config), name, data, config.fleet.spool_mb * 2**20)
     written = call({"spool": write}, {"spool": write_s}, write_s)["spool"]
     return NotKept(why=written.error) if written.value is None else Kept(bytes=len(data))
 
@@ -116,11 +118,6 @@ def judge(
         nodes=ascii_line(environ.get("SLURM_JOB_NODELIST", "")[:MAX_HOSTLIST], MAX_HOSTLIST),
         summary=said,  # decoded strictly, and encoded anew
     )
-
-
-def _name(spooled: SpooledSummary) -> str:
-    cluster = f".{spooled.cluster}" if spooled.cluster else ""
-    return f"{spooled.uid}.{spooled.job_id}{cluster}.json"
 
 
 # -- in the child -----------------------------------------------------------------------------------------

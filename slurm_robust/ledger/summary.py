@@ -15,7 +15,6 @@ from slurm_robust.model.record import Record
 WINDOW_S = 3600.0
 """Window of the sliding ETTR, as in the paper's figure 10."""
 
-UNRECORDED = "no incident"
 """The cause of time that was lost outside of incidents."""
 
 _HOUR_MS = 3_600_000
@@ -100,7 +99,9 @@ def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
         if span.incident:
             by_incident.setdefault(span.incident, []).append(span)
     over = {e.incident for e in events if isinstance(e, ev.IncidentClosed)}
-    return figures(books, tuple(_costs(events, by_incident)), over, _steps(books, events))
+    first = next((e.step for e in events if isinstance(e, ev.FirstStep | ev.ProgressMade)), 0)
+    last = max((span.step for span in books.spans), default=-1)
+    return figures(books, tuple(_costs(events, by_incident)), over, max(0, last - first + 1))
 
 
 def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection[int], steps: int) -> Summary:
@@ -202,12 +203,6 @@ def _cause(blame: Blame | None, rung: int) -> str:
     if blame is None:
         return "undecided"
     return "network" if blame is Blame.NODE and rung == 2 else blame.value
-
-
-def _steps(books: Ledger, events: Sequence[ev.AnyEvent]) -> int:
-    first = next((e.step for e in events if isinstance(e, ev.FirstStep | ev.ProgressMade)), 0)
-    last = max((span.step for span in books.spans), default=-1)
-    return max(0, last - first + 1)
 
 
 def _share(lost: Lost, among: int) -> Lost:

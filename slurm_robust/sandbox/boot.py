@@ -85,7 +85,12 @@ def fill_folder(folder: StateFolder, config: SandboxConfig) -> None:
     if config.gpus_per_node:
         _make_gpus(folder, config)
     for user in config.users:
-        _make_home(folder.home(user), config.uid(user))
+        home, uid = folder.home(user), config.uid(user)
+        home.mkdir(mode=0o700)
+        for name in (".profile", ".bashrc"):
+            (home / name).write_text(etcfiles.profile(user_path(sys.prefix)))
+            os.chown(home / name, uid, uid)
+        os.chown(home, uid, uid)
     folder.config.write_text(config.to_json())
 
 
@@ -146,14 +151,6 @@ def _write_secret(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
-
-
-def _make_home(home: Path, uid: int) -> None:
-    home.mkdir(mode=0o700)
-    for name in (".profile", ".bashrc"):
-        (home / name).write_text(etcfiles.profile(user_path(sys.prefix)))
-        os.chown(home / name, uid, uid)
-    os.chown(home, uid, uid)
 
 
 EXPEDITES = (25, 11)

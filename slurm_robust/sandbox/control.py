@@ -58,7 +58,7 @@ class Control:
                 link.connect(f"/proc/self/fd/{folder}/{SOCKET}")
                 link.sendall(json.dumps(order).encode() + b"\n")
                 with link.makefile("r") as lines:
-                    answer = lines.readline()
+                    text = lines.readline()
         except (FileNotFoundError, ConnectionRefusedError):
             raise self._not_up() from None
         except TimeoutError:
@@ -68,9 +68,6 @@ class Control:
             ) from None
         finally:
             os.close(folder)
-        return self._answer(answer)
-
-    def _answer(self, text: str) -> dict[str, object]:
         if not text:
             raise self._not_up()
         answer = json.loads(text)

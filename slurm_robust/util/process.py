@@ -122,6 +122,14 @@ def bind(cpus: Collection[int], node: int) -> None:
     ctypes.CDLL(None).syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(64 * _MASK_WORDS + 1))
 
 
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to a process group, if anything of it is left."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # nothing left, or only programs of another user, which Slurm ends with the step
+
+
 def _prctl(option: int, argument: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, argument, 0, 0, 0) != 0:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from slurm_robust.checkpoint import flush
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util.modules import is_installed
-from slurm_robust.util.process import adopt_orphans, raise_file_limit
+from slurm_robust.util.process import adopt_orphans, raise_file_limit, signal_group
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.worker import crash, script, spawning
@@ -224,7 +224,7 @@ class Zygote:
 
     def _sweep(self) -> None:
         for pid in [pid for pid, child in self._children.items() if child.ended]:
-            _kill_group(pid)
+            signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             del self._children[pid]
         if not self._children:  # else it is not known whose they are
@@ -232,7 +232,7 @@ class Zygote:
 
     def _kill_all(self) -> None:
         for pid in self._children:
-            _kill_group(pid)
+            signal_group(pid, signal.SIGKILL)
         end_orphans()
 
     def _send(self, message: FromZygote) -> None:
@@ -383,13 +383,6 @@ def _import(name: str, problem: str) -> None:
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # nothing left, or only programs of another user, which Slurm ends with the step
 
 
 def main() -> None:

@@ -57,7 +57,11 @@ def gather(host: Host, config: NodeConfig) -> MemoryFacts:
         huge=_huge_kib(pages) // 1024,
         shm_total=shm_total,
         shm_free=shm_free,
-        controllers=_controllers(host),
+        controllers={
+            name: _controller(host, f"{EDAC}/{name}")
+            for name in host.names(EDAC)
+            if name.startswith("mc") and name[2:].isdigit()
+        },
     )
 
 
@@ -72,11 +76,6 @@ def _space(host: Host) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return space.f_blocks * space.f_frsize // 2**20, space.f_bavail * space.f_frsize // 2**20
-
-
-def _controllers(host: Host) -> dict[str, Controller]:
-    names = [name for name in host.names(EDAC) if name.startswith("mc") and name[2:].isdigit()]
-    return {name: _controller(host, f"{EDAC}/{name}") for name in names}
 
 
 def _controller(host: Host, folder: str) -> Controller:

@@ -29,7 +29,9 @@ def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     for gpu in answering(view.facts):
         if gpu.ecc_enabled is None and gpu.uncorrected is None:
             continue
-        yield _worst(list(_ecc(view, config.gpu, gpu)))
+        findings = list(_ecc(view, config.gpu, gpu))
+        # The first failure; if there is none, what was said of uncorrected errors.
+        yield next((found for found in findings if found.outcome is Outcome.FAIL), findings[1])
 
 
 def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
@@ -92,12 +94,6 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
         limits.max_corrected_per_hour,
         source="corrected ECC errors, last hour",
     )
-
-
-def _worst(findings: list[Finding]) -> Finding:
-    """Return the first failure; if there is none, what was said of uncorrected errors."""
-    failed = [found for found in findings if found.outcome is Outcome.FAIL]
-    return failed[0] if failed else findings[1]
 
 
 def judge_remap(view: GpuView, config: NodeConfig) -> Iterator[Finding]:

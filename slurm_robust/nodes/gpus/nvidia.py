@@ -131,7 +131,11 @@ def _gpu(nvml: Nvml, index: int) -> Gpu:
             memory_mb=None if memory is None else int(memory.total) // _MIB,
             serial=nvml.text("nvmlDeviceGetSerial", handle),
             **_memory_errors(nvml, handle),
-            **_pcie(nvml, handle),
+            pcie_width=nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+            pcie_max_width=nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+            pcie_generation=nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            pcie_max_generation=nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+            pcie_replays=nvml.ask("nvmlDeviceGetPcieReplayCounter", handle),
             **_speed(nvml, handle, fields),
             **_links(nvml, handle, fields),
             memory_temperature_c=_optional(float, fields.get((_MEMORY_TEMPERATURE, 0))),
@@ -195,16 +199,6 @@ def _sram_threshold(nvml: Nvml, handle: Any) -> bool | None:
     status = make()
     found = nvml.ask("nvmlDeviceGetSramEccErrorStatus", handle, nvml.reference(status))
     return None if found is None else bool(status.bThresholdExceeded)
-
-
-def _pcie(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    return {
-        "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
-        "pcie_max_width": nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
-        "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        "pcie_max_generation": nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        "pcie_replays": nvml.ask("nvmlDeviceGetPcieReplayCounter", handle),
-    }
 
 
 def _speed(nvml: Nvml, handle: Any, fields: Fields) -> dict[str, Any]:

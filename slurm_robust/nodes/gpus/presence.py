@@ -34,8 +34,11 @@ def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     elif expected is None:
         yield from _compare_with_bus(facts)
     elif len(facts.gpus) < expected:
-        text = f"{len(facts.gpus)} of {expected} GPUs"
-        yield _count(text + _missing(view), facts, expected)
+        known = {gpu.bus for gpu in facts.gpus}
+        wanted = {gpu.bus for gpu in view.baseline.gpus} if view.baseline else set(facts.on_bus)
+        missing = sorted(wanted - known - {""})
+        names = f", missing {' '.join(missing)}" if missing else ""
+        yield _count(f"{len(facts.gpus)} of {expected} GPUs{names}", facts, expected)
     elif len(facts.gpus) > expected:
         text = f"{len(facts.gpus)} GPUs, {expected} expected: correct gpu.count or record a new baseline"
         yield _count(text, facts, expected, Suggestion.MONITOR, Party.SITE)
@@ -59,13 +62,6 @@ def _count(
         suggestion=suggestion,
         blame=blame,
     )
-
-
-def _missing(view: GpuView) -> str:
-    known = {gpu.bus for gpu in view.facts.gpus}
-    expected = {gpu.bus for gpu in view.baseline.gpus} if view.baseline else set(view.facts.on_bus)
-    missing = sorted(expected - known - {""})
-    return f", missing {' '.join(missing)}" if missing else ""
 
 
 def _compare_with_bus(facts: GpuFacts) -> Iterator[Finding]:
