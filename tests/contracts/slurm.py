@@ -314,10 +314,12 @@ class SlurmContract:
             world.wait(lambda: client.job(job.job_id).is_pending, "the job is pending")
             client.set_excluded_nodes(job.job_id, [])
             by_name = RequeueRequest(job_id=job.job_id, ending_run=0, holders=wanted)
-            done = carry_out(client, by_name, clock=world.clock, timeout_s=90)
+            seen: list[StageOutcome] = []
+            done = carry_out(client, by_name, clock=world.clock, timeout_s=90, report=seen.append)
             assert done.ok, done.detail
             again = client.job(job.job_id)
-            assert (set(again.nodes), set(again.required_nodes)) == (set(wanted), set(wanted))
+            got = set(again.nodes), set(again.required_nodes)
+            assert got == (set(wanted), set(wanted)), (seen, client.nodes(wanted))
             later = RequeueRequest(job_id=job.job_id, ending_run=1, pins=wanted)
             assert carry_out(client, later, clock=world.clock, timeout_s=90).ok
             assert client.job(job.job_id).required_nodes == ()
