@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from typing import Literal
 
 from slurm_robust.doctor.facts import Facts, Unseen
@@ -63,6 +64,10 @@ class HazardRule(Record, kw_only=True):
     """The source of that: a manual page, release notes, a measurement."""
 
     judge: Callable[[Facts], str]
+
+
+bad = partial(HazardRule, level=Level.BAD)
+note = partial(HazardRule, level=Level.NOTE)
 
 
 class Hazard(Record):

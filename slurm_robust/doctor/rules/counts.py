@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 from slurm_robust.doctor.rules.settings import CONFIGURATION, sizes_in
 from slurm_robust.slurm.records import SlurmVersion
 
@@ -97,9 +97,8 @@ def _outer_job(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    bad(
         name="job.heterogeneous",
-        level=Level.BAD,
         needs=("options",),
         why="srobust run ends with 71: its agents need one step on all nodes",
         fix="submit a job of one component",
@@ -110,54 +109,48 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="job.too_few_nodes",
-        level=Level.BAD,
         needs=("nodes", "configured"),
         why="the job ends with 71 as soon as it has started",
         fix="submit with more --nodes, or with fewer spares",
         source=f"docs/exit-codes.md; {CONFIGURATION}, spares",
         judge=_too_few,
     ),
-    HazardRule(
+    bad(
         name="job.one_node",
-        level=Level.BAD,
         needs=("options",),
         why="sbatch warns and asks for no more nodes than tasks: the training has only those, and no spares",
         fix="submit with --ntasks-per-node=1 instead of --ntasks",
         source="Slurm's src/sbatch/opt.c, 22.05 to 26.05: setting nnodes to 1",
         judge=_one_node,
     ),
-    HazardRule(
+    bad(
         name="job.segment",
-        level=Level.BAD,
         needs=("options",),
         why="slurmctld refuses the job: Requested topology configuration is not available",
         fix="change --nodes, --segment or --spares: nodes that train and spares together are whole segments",
         source="sbatch(1) --segment; Slurm's changes of 24.05 and 26.05",
         judge=_segment,
     ),
-    HazardRule(
+    bad(
         name="job.gpu_options",
-        level=Level.BAD,
         needs=("options",),
         why="Slurm 26.05 and later end with: --gpus-per-node and --gres=gpu are mutually exclusive",
         fix="give one of them; for a step 'env -u SLURM_GPUS_PER_NODE srun' or --gpus-per-node",
         source="Slurm's changes of 26.05; https://github.com/NVIDIA/NVFlare/issues/5268",
         judge=_gpu_options,
     ),
-    HazardRule(
+    note(
         name="job.gpus_in_all",
-        level=Level.NOTE,
         needs=("options",),
         why="nodes may get different numbers of them, and then a spare cannot take over every node",
         fix="submit with --gpus-per-node",
         source="sbatch(1) --gpus, --gpus-per-node",
         judge=_gpus_in_all,
     ),
-    HazardRule(
+    note(
         name="job.outer_job",
-        level=Level.NOTE,
         needs=("shape", "environ"),
         why="sbatch passes them on, and the job's own srun takes them for its options",
         fix='submit from outside of a job, or unset them first (unset "${!SLURM_@}" in bash)',

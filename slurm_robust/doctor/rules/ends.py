@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import note
 from slurm_robust.policy.leaving import GOODBYE_S, leave_s, store_s
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.options import parse_signal
@@ -78,9 +78,8 @@ def _grace(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    note(
         name="ends.grace",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a job that is preempted has only that to put on storage what memory has; later steps are lost",
         fix=f"the administrator raises the GraceTime of the partition or QOS to {GOODBYE_S + SHORT_S:.0f} or "
@@ -88,9 +87,8 @@ RULES = (
         source="slurm.conf(5) GraceTime, PreemptMode; sacctmgr(1) GraceTime; docs/what-happens-when.md",
         judge=_grace,
     ),
-    HazardRule(
+    note(
         name="ends.saving",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a job that is cancelled, or preempted without a GraceTime, has only that to put on storage what "
         "memory has; later steps are lost",

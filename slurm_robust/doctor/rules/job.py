@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 from slurm_robust.doctor.rules.site import leaving_s
 from slurm_robust.slurm.options import OFF, Signal, parse_signal
 from slurm_robust.util.text import some_of
@@ -83,9 +83,8 @@ def _memory_default(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    note(
         name="job.unknown_option",
-        level=Level.NOTE,
         needs=("options",),
         why="sbatch refuses the script, unless the option is one of a SPANK plugin or of a Slurm after 26.05",
         fix="correct it, unless sbatch --help names it on this site",
@@ -96,9 +95,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="job.late_option",
-        level=Level.NOTE,
         needs=("options",),
         why="sbatch ignores it: the job does not get what it asks for",
         fix="move it above the first command",
@@ -109,9 +107,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="job.near_option",
-        level=Level.NOTE,
         needs=("options",),
         why="sbatch reads only lines that begin with #SBATCH, in capitals and without a blank: the job does "
         "not get what it asks for",
@@ -123,9 +120,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="job.no_kill",
-        level=Level.BAD,
         needs=("options",),
         why="the loss of one node ends all of the job: no spare can take over, and a requeue follows after "
         "SlurmdTimeout",
@@ -133,35 +129,31 @@ RULES = (
         source="sbatch(1) --no-kill; measured on Slurm 22.05",
         judge=lambda facts: _missing(facts, "no-kill"),
     ),
-    HazardRule(
+    bad(
         name="job.requeue",
-        level=Level.BAD,
         why="the job ends when its allocation cannot be saved or its time is up",
         fix="submit with --requeue",
         source="sbatch(1) --requeue; slurm.conf(5) JobRequeue",
         judge=_requeue,
     ),
-    HazardRule(
+    note(
         name="job.expedite",
-        level=Level.NOTE,
         needs=("options", "slurm"),
         why="a requeue takes seconds longer, and minutes after the loss of a node",
         fix="submit with --requeue=expedite",
         source="sbatch(1) --requeue; measured on Slurm 26.05: 0.2 to 0.7 s instead of 6, or 121",
         judge=_expedite,
     ),
-    HazardRule(
+    bad(
         name="job.signal",
-        level=Level.BAD,
         needs=("options",),
         why="at its time limit the job ends for good, without a checkpoint of its last steps",
         fix="submit with --signal=B:USR1@120",
         source="sbatch(1) --signal",
         judge=lambda facts: _missing(facts, "signal"),
     ),
-    HazardRule(
+    bad(
         name="job.exec",
-        level=Level.BAD,
         needs=("hears",),
         why="Slurm signals the shell of the batch script, which ends by USR1 and passes nothing on: near its "
         "time limit the job ends without a checkpoint of its last steps, and is not requeued",
@@ -173,27 +165,24 @@ RULES = (
             else "srobust run does not take the place of the script's shell, and no trap passes USR1 on to it"
         ),
     ),
-    HazardRule(
+    bad(
         name="job.signal_target",
-        level=Level.BAD,
         needs=("options",),
         why="srobust run is the batch script, listens for USR1, and hears nothing before its time limit",
         fix="submit with --signal=B:USR1@120",
         source="sbatch(1) --signal; measured on Slurm 22.05",
         judge=_signal_elsewhere,
     ),
-    HazardRule(
+    bad(
         name="job.signal_time",
-        level=Level.BAD,
         needs=("options",),
         why="Slurm ends the job while its newest checkpoint is being written to storage",
         fix="submit with --signal=B:USR1@120, or lower timings.checkpoint_s",
         source="sbatch(1) --signal; docs/configuration.md, timings",
         judge=_signal_late,
     ),
-    HazardRule(
+    note(
         name="job.time_limit",
-        level=Level.NOTE,
         needs=("job", "options"),
         why="a run with a slow first step (detect.first_step_s) ends without a new step; three such runs end "
         "the job",
@@ -201,17 +190,15 @@ RULES = (
         source="sbatch(1) --signal (up to 60 s early); docs/configuration.md, detect.first_step_s",
         judge=_limit_short,
     ),
-    HazardRule(
+    bad(
         name="job.nodelist",
-        level=Level.BAD,
         why="after the loss of one of them the requeued job waits for ever (ReqNodeNotAvail)",
         fix="submit without --nodelist; --constraint or --partition choose a kind of node",
         source="measured on Slurm 22.05",
         judge=_nodes_pinned,
     ),
-    HazardRule(
+    note(
         name="job.open_mode",
-        level=Level.NOTE,
         needs=("options",),
         why="each requeue empties the job's log, and with it the report of what led to it",
         fix="submit with --open-mode=append",
@@ -222,9 +209,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="job.mem_update",
-        level=Level.BAD,
         needs=("options",),
         why="Slurm lowers the limit to what is used after a while, when not all snapshots may be there yet, "
         "and the kernel then kills ranks",
@@ -232,9 +218,8 @@ RULES = (
         source="sbatch(1) --mem-update (from 26.05 on)",
         judge=lambda facts: "the job asks for --mem-update" if facts.option("mem-update") is not None else "",
     ),
-    HazardRule(
+    note(
         name="job.mem",
-        level=Level.NOTE,
         needs=("options",),
         why="the job gets the site's default, which may leave no room for snapshots in memory",
         fix="submit with --mem=0, for all memory of each node",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_robust.doctor.facts import Facts, Version, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 
 _OLDEST_TORCH = (2, 4)
 _PORT_FAILOVER = (2, 29, 7)
@@ -87,9 +87,8 @@ _VARIABLES = "torch, ProcessGroupNCCL environment variables"
 _ENV = "NCCL's manual, environment variables"
 
 RULES = (
-    HazardRule(
+    bad(
         name="torch.release",
-        level=Level.BAD,
         needs=("software",),
         why="checkpoints and workers were tested with 2.4 and later",
         fix="install torch 2.4 or later",
@@ -98,9 +97,8 @@ RULES = (
             f"torch is {_dotted(have)}" if (have := facts.version("torch")) < _OLDEST_TORCH else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="torch.driver",
-        level=Level.BAD,
         needs=("software",),
         why="CUDA does not start: every generation fails, unless the container brings cuda-compat",
         fix="install a torch for the driver's CUDA, or the administrator installs a later driver",
@@ -108,54 +106,48 @@ RULES = (
         "525.60.13 for 12, 580.65.06 for 13)",
         judge=_driver,
     ),
-    HazardRule(
+    bad(
         name="nccl.large_scale",
-        level=Level.BAD,
         needs=("software",),
         why="it hangs at large scale, and may crash when communicators are aborted",
         fix="install NCCL 2.28.9 or later",
         source=f"{_RELEASE} 2.28.9; NVRx's README (avoid 2.28.3 to 2.28.8)",
         judge=lambda facts: _within(facts, (2, 28), (2, 28, 9)),
     ),
-    HazardRule(
+    bad(
         name="nccl.all_to_all",
-        level=Level.BAD,
         needs=("software", "ranks"),
         why="exchanges like all-to-all (experts) may hang with more than 80 ranks",
         fix="install NCCL 2.27.3 or later",
         source=f"{_RELEASE} 2.27.3",
         judge=lambda facts: _within(facts, (2,), (2, 27, 3)) if (facts.ranks or 0) > _RANKS_ALLTOALL else "",
     ),
-    HazardRule(
+    bad(
         name="nccl.corruption",
-        level=Level.BAD,
         needs=("software",),
         why="it may corrupt data where a GPU shares its PCI switch with one NIC (HGX H100)",
         fix="install NCCL 2.18.3 or later",
         source=f"{_RELEASE} 2.18.1 and 2.18.3",
         judge=lambda facts: _within(facts, (2, 18, 1), (2, 18, 3)),
     ),
-    HazardRule(
+    note(
         name="nccl.abort",
-        level=Level.NOTE,
         needs=("software",),
         why="aborting a communicator may hang, and takes up to a hundred times as long",
         fix="install NCCL 2.26.2 or later",
         source=f"{_RELEASE} 2.26.2",
         judge=lambda facts: _within(facts, (2,), (2, 26, 2)),
     ),
-    HazardRule(
+    note(
         name="nccl.ras_crash",
-        level=Level.NOTE,
         needs=("software",),
         why="a rank may crash when RAS is asked, as for each hang, while it makes a communicator",
         fix="install NCCL 2.27.3 or later",
         source=f"{_RELEASE} 2.27.3; NVIDIA/nccl#1669, #1718",
         judge=lambda facts: _within(facts, (2, 24), (2, 27, 3)),
     ),
-    HazardRule(
+    note(
         name="nccl.shrink",
-        level=Level.NOTE,
         needs=("software",),
         why="torch's shrink_group(…, SHRINK_ABORT) hangs on the ranks that are left",
         fix="do not use shrink_group, or a torch that has pytorch#194775",
@@ -164,9 +156,8 @@ RULES = (
             f"NCCL is {_dotted(have)}" if (have := facts.version("nccl")) >= _SHRINK_HANGS else ""
         ),
     ),
-    HazardRule(
+    note(
         name="nccl.port_failover",
-        level=Level.NOTE,
         needs=("software", "node", "environ"),
         why="where NCCL merges ports into one device, one that fails ends the generation, instead of leaving "
         "its traffic to the others",
@@ -174,18 +165,16 @@ RULES = (
         source="NCCL 2.29.7, src/transport/net_ib/p2p_resiliency.cc (default 0)",
         judge=_port_failover,
     ),
-    HazardRule(
+    note(
         name="nccl.error_handling",
-        level=Level.NOTE,
         needs=("environ",),
         why="ranks wait for a dead peer until the hang is detected, instead of failing immediately",
         fix="unset it",
         source=_VARIABLES,
         judge=_off("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
     ),
-    HazardRule(
+    note(
         name="nccl.aborting",
-        level=Level.NOTE,
         needs=("environ",),
         why="a rank that fails aborts its communicators first, which may hang; by default it only ends",
         fix="unset it (3)",
@@ -196,45 +185,40 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="nccl.flight_recorder",
-        level=Level.NOTE,
         needs=("environ",),
         why="without the flight recorder most hangs inside NCCL name no rank",
         fix="unset it; srobust run sets 2000",
         source=f"{_VARIABLES}; docs/stacks.md",
         judge=_off("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     ),
-    HazardRule(
+    note(
         name="nccl.timing",
-        level=Level.NOTE,
         needs=("environ",),
         why="operations that a GPU has begun look like those that wait: a GPU that hangs names no rank",
         fix="unset it; srobust run sets 1",
         source=f"{_VARIABLES}; docs/stacks.md",
         judge=_off("TORCH_NCCL_ENABLE_TIMING"),
     ),
-    HazardRule(
+    note(
         name="nccl.ras",
-        level=Level.NOTE,
         needs=("environ",),
         why="NCCL does not say which processes of a hang are gone",
         fix="unset it",
         source="NCCL's manual, NCCL_RAS_ENABLE; docs/taking-stacks.md",
         judge=_off("NCCL_RAS_ENABLE"),
     ),
-    HazardRule(
+    note(
         name="nccl.ib_timeout",
-        level=Level.NOTE,
         needs=("environ",),
         why="a link that flaps for a moment ends the generation",
         fix="unset it (20, which with 7 retries are 30 s)",
         source=f"{_ENV}: NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT",
         judge=_ib_timeout,
     ),
-    HazardRule(
+    bad(
         name="nccl.interfaces",
-        level=Level.BAD,
         needs=("environ", "node"),
         why="ranks on a node without that interface cannot meet the others: no generation starts there",
         fix="name an interface that all nodes have, or a prefix of their names",

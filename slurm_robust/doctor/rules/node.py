@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.checkpoint.budget import NODE, MemoryPlan, plan
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 
 _GIB = 1 << 30
 _MIN_SHARE = 0.5
@@ -58,9 +58,8 @@ def _slow(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    note(
         name="node.slow_address",
-        level=Level.NOTE,
         needs=("node",),
         why="copies of snapshots, and Gloo and NCCL where they use sockets, take the slow interface",
         fix="set checkpoint.peer_network to the fast one, and in the script GLOO_SOCKET_IFNAME and "
@@ -68,9 +67,8 @@ RULES = (
         source="https://github.com/meta-pytorch/torchft/issues/329; docs/checkpoints.md",
         judge=_slow,
     ),
-    HazardRule(
+    note(
         name="node.address",
-        level=Level.NOTE,
         needs=("node",),
         why="a script that looks up the name of the first node for its MASTER_ADDR gives other nodes an "
         "address that they cannot reach",
@@ -79,9 +77,8 @@ RULES = (
         source="https://github.com/awslabs/ai-on-eks/pull/241; Debian's manual, hostname resolution",
         judge=_loopback,
     ),
-    HazardRule(
+    bad(
         name="memory.shared_memory",
-        level=Level.BAD,
         needs=("node",),
         why="snapshots do not fit, so training waits while each checkpoint is written to storage; data "
         "loaders and NCCL may fail, too",
@@ -94,18 +91,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="memory.limit",
-        level=Level.NOTE,
         needs=("node",),
         why="snapshots count against the limit",
         fix="submit with --mem=0, for all memory of each node",
         source="sbatch(1) --mem; docs/checkpoints.md",
         judge=_limited,
     ),
-    HazardRule(
+    bad(
         name="memory.no_snapshots",
-        level=Level.BAD,
         needs=("node", "state_bytes"),
         why="a recovery loses all steps since the last checkpoint on storage",
         fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
@@ -114,18 +109,16 @@ RULES = (
             found.reason if (found := _plan(facts)) is not None and not found.own_buffers else ""
         ),
     ),
-    HazardRule(
+    note(
         name="memory.snapshots",
-        level=Level.NOTE,
         needs=("node", "state_bytes"),
         why="fewer copies of each step",
         fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
         source="slurm_robust/checkpoint/budget.py, as each job plans",
         judge=lambda facts: found.reason if (found := _plan(facts)) is not None and found.own_buffers else "",
     ),
-    HazardRule(
+    note(
         name="memory.locked",
-        level=Level.NOTE,
         needs=("node",),
         why="NCCL may not register memory for its network, and generations fail at their first collective",
         fix="the administrator sets LimitMEMLOCK=infinity for slurmd, and "
@@ -139,9 +132,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="clock.sync",
-        level=Level.NOTE,
         needs=("node",),
         why="a clock that no daemon keeps drifts seconds a day (virtual machines may be right without it)",
         fix="the administrator runs chronyd or its like",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.values import PROLOG_AT_ALLOCATION
 
@@ -21,18 +21,16 @@ def _completing(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    bad(
         name="slurm.completing_for_ever",
-        level=Level.BAD,
         needs=("slurm",),
         why="a job that ends, or is requeued, may stay COMPLETING for ever, and keeps its nodes",
         fix="the administrator updates Slurm to 25.11.6 or 26.05, or removes RunInJob from PrologFlags",
         source="Slurm's changes of 25.11.6 and 26.05.0 (RunInJob is from 24.05)",
         judge=_completing,
     ),
-    HazardRule(
+    note(
         name="slurm.epilog_twice",
-        level=Level.NOTE,
         needs=("slurm",),
         why="slurmd may run the epilog of one job several times when slurmctld repeats its order to end it",
         fix="the administrator updates Slurm to 26.05, or sees to it that the Epilog can be repeated",
@@ -43,9 +41,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.preempted_early",
-        level=Level.NOTE,
         needs=("slurm",),
         why="Slurm does not preempt a job again that it has once chosen while its nodes were CONFIGURING: a "
         "job that waits for it waits until it ends",

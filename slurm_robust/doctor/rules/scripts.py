@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 from slurm_robust.doctor.rules.site import has_code
 from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.slurm.options import parse_signal
@@ -47,9 +47,8 @@ def _restart_count(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    bad(
         name="job.open_quote",
-        level=Level.BAD,
         needs=("shape",),
         why="all that follows is one string, which the shell refuses: srobust run does not start",
         fix="close the quote, or write \\ before an apostrophe",
@@ -58,9 +57,8 @@ RULES = (
             f"the quote in line {line} does not end" if (line := _shape(facts).open_quote) is not None else ""
         ),
     ),
-    HazardRule(
+    note(
         name="job.exit_code",
-        level=Level.NOTE,
         needs=("shape",),
         why="Slurm, RequeueExit and jobs that depend on this one do not see whether the training is done, or "
         "the job has given up",
@@ -72,18 +70,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="job.exit_requeued",
-        level=Level.BAD,
         needs=("shape", "slurm"),
         why="Slurm requeues, or holds, the job also when its training is done, and when it has given up",
         fix="end the script with the exit code of srobust run, which requeues the job itself",
         source="slurm.conf(5) RequeueExit, RequeueExitHold",
         judge=_exit_requeued,
     ),
-    HazardRule(
+    bad(
         name="job.signal_unheard",
-        level=Level.BAD,
         needs=("shape", "options"),
         why="a shell that waits for a command dies of the signal, and the job with it: all since the last "
         "checkpoint is lost, earlier than at the time limit",
@@ -91,9 +87,8 @@ RULES = (
         source="sbatch(1) --signal; bash(1), SIGNALS",
         judge=_unheard,
     ),
-    HazardRule(
+    bad(
         name="job.trap_wait",
-        level=Level.BAD,
         needs=("shape",),
         why="a signal ends the wait; behind its trap the script goes on to its end, and Slurm kills steps "
         "and programs that still save",
@@ -106,9 +101,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="job.restart_count",
-        level=Level.NOTE,
         needs=("shape",),
         why="SLURM_RESTART_COUNT is not set in the first run before Slurm 26.11: the test fails, and set -u "
         "ends the script",

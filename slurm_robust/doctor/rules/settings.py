@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 from slurm_robust.policy.resharding import Sizes, sizes_of
 
 PROCESS_GROUP_S = 600
@@ -45,9 +45,8 @@ def _spares(facts: Facts) -> str:
 
 
 RULES = (
-    HazardRule(
+    note(
         name="timeouts.process_group",
-        level=Level.NOTE,
         needs=("gpus",),
         why="torch ends a collective after 600 s unless the script says otherwise: a hang is then a crash "
         "without stacks",
@@ -59,18 +58,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="timeouts.nccl_heartbeat",
-        level=Level.BAD,
         needs=("environ",),
         why="torch kills a rank whose watchdog is stuck before the stacks of the hang are taken",
         fix="unset it (480 s or more)",
         source="torch, ProcessGroupNCCL environment variables, and their defaults in ProcessGroupNCCL.cpp",
         judge=_heartbeat,
     ),
-    HazardRule(
+    note(
         name="timeouts.node_dead",
-        level=Level.NOTE,
         why="two late heartbeats are enough to declare a node dead",
         fix="set timings.node_dead_s to five heartbeats",
         source=f"{CONFIGURATION}, timings.node_dead_s",
@@ -80,27 +77,24 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="settings.refused",
-        level=Level.BAD,
         needs=("refused",),
         why="the job ends as soon as it has started",
         fix="correct it in the batch script",
         source=f"{CONFIGURATION}; srobust run --help",
         judge=lambda facts: f"srobust run says: {facts.refused}" if facts.refused else "",
     ),
-    HazardRule(
+    note(
         name="settings.spares",
-        level=Level.NOTE,
         needs=("configured",),
         why="every lost node costs a requeue, or the wait for a node",
         fix="ask for one node more than train, and set spares to 1",
         source=f"{CONFIGURATION}, spares",
         judge=_spares,
     ),
-    HazardRule(
+    note(
         name="settings.reservation",
-        level=Level.NOTE,
         why="no companion gets a node from it when no standby is left",
         fix="the administrator makes it (srobust spares create), or correct its name",
         source="docs/spares.md; docs/fallbacks.md",
@@ -111,17 +105,15 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="settings.memory",
-        level=Level.NOTE,
         why="a recovery loses all steps since the last checkpoint on storage",
         fix="set checkpoint.memory to true",
         source=f"{CONFIGURATION}, checkpoint.memory",
         judge=lambda facts: "" if facts.config.checkpoint.memory else "checkpoint.memory is false",
     ),
-    HazardRule(
+    note(
         name="settings.peers",
-        level=Level.NOTE,
         why="the loss of a node costs all steps since the last checkpoint on storage",
         fix="set checkpoint.peers to true",
         source=f"{CONFIGURATION}, checkpoint.peers",
@@ -131,25 +123,22 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="settings.hang",
-        level=Level.NOTE,
         why="a hang ends only by torch's own timeout, without stacks",
         fix="set detect.hang to true",
         source=f"{CONFIGURATION}, detect.hang",
         judge=lambda facts: "" if facts.config.detect.hang else "detect.hang is false",
     ),
-    HazardRule(
+    bad(
         name="settings.requeue",
-        level=Level.BAD,
         why="the job ends when its allocation cannot be saved, instead of going on in another",
         fix="set slurm.requeue to true",
         source=f"{CONFIGURATION}, slurm.requeue",
         judge=lambda facts: "" if facts.config.slurm.requeue else "slurm.requeue is false",
     ),
-    HazardRule(
+    bad(
         name="settings.observe",
-        level=Level.BAD,
         why="nothing is recovered: what would be done is only printed",
         fix="set mode to act",
         source=f"{CONFIGURATION}, mode",

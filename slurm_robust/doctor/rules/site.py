@@ -6,7 +6,7 @@ import re
 
 from slurm_robust.config.job import Timings
 from slurm_robust.doctor.facts import REQUEUE_DELAY_SINCE, Facts, known
-from slurm_robust.doctor.rule import HazardRule, Level
+from slurm_robust.doctor.rule import bad, note
 from slurm_robust.hooks.times import HookTimes, is_near, meets_prologs, said
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import LEAVING_S
@@ -144,9 +144,8 @@ _MANUAL = "slurm.conf(5)"
 _MEASURED = "measured on Slurm"
 
 TIMES = (
-    HazardRule(
+    bad(
         name="slurm.kill_wait",
-        level=Level.BAD,
         needs=("slurm",),
         why="Slurm kills a job that it ends this long after SIGTERM, before the job has stopped its workers "
         "and recorded what they left",
@@ -155,9 +154,8 @@ TIMES = (
         source=f"{_MANUAL} KillWait",
         judge=_kill_wait,
     ),
-    HazardRule(
+    bad(
         name="slurm.unkillable_step_timeout",
-        level=Level.BAD,
         needs=("slurm", "gpus"),
         why="slurmd drains its node then ('Kill task failed')",
         fix="the administrator sets UnkillableStepTimeout to timings.kill_wait_s (180 by default) or more",
@@ -168,9 +166,8 @@ TIMES = (
 """``srobust run`` warns of these, too."""
 
 RULES = (
-    HazardRule(
+    bad(
         name="slurm.release",
-        level=Level.BAD,
         needs=("slurm",),
         why="nothing here was tested with releases before 22.05",
         fix="use a cluster with a later release",
@@ -178,27 +175,24 @@ RULES = (
         judge=lambda facts: f"Slurm is {facts.release}" if facts.release < OLDEST else "",
     ),
     *TIMES,
-    HazardRule(
+    note(
         name="slurm.unkillable_messages",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a timeout of less than five messages drains nodes that are not at fault",
         fix="the administrator sets UnkillableStepTimeout to at least 5 x MessageTimeout",
         source=f"{_MANUAL} UnkillableStepTimeout, NOTE",
         judge=_unkillable_messages,
     ),
-    HazardRule(
+    bad(
         name="slurm.slurmd_never_down",
-        level=Level.BAD,
         needs=("slurm",),
         why="Slurm never gives up a dead node: a job that leaves it, also at its end, stays COMPLETING",
         fix="the administrator sets SlurmdTimeout to 60 to 120 s, or runs a tool that sets dead nodes DOWN",
         source=f"{_MANUAL} SlurmdTimeout",
         judge=lambda facts: "SlurmdTimeout is 0" if facts.number("SlurmdTimeout") == 0 else "",
     ),
-    HazardRule(
+    note(
         name="slurm.slurmd_timeout",
-        level=Level.NOTE,
         needs=("slurm",),
         why="Slurm keeps a job that has lost its batch host for this long, and a requeue waits this long "
         "for a dead node if jobs may not shrink (disable_job_shrink)",
@@ -208,9 +202,8 @@ RULES = (
             f"SlurmdTimeout is {have} s" if (have := facts.number("SlurmdTimeout")) > _LONG_S else ""
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.requeue_delay",
-        level=Level.NOTE,
         needs=("slurm",),
         why="srobust shortens that for requeues of its own (slurm.start_now), not for those that Slurm makes "
         "when a node dies",
@@ -223,18 +216,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.expedited_requeue",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a requeue takes seconds that 'sbatch --requeue=expedite' would save",
         fix="the administrator adds enable_expedited_requeue to SlurmctldParameters",
         source=f"{_MANUAL} enable_expedited_requeue; {_MEASURED} 26.05: 0.2 to 0.7 s instead of 6",
         judge=_expedited,
     ),
-    HazardRule(
+    note(
         name="slurm.max_batch_requeue",
-        level=Level.NOTE,
         needs=("slurm",),
         why="after this many failed prologs in a row Slurm holds the job until an administrator releases it",
         fix="the administrator sets MaxBatchRequeue to 5 or more",
@@ -245,18 +236,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.job_requeue",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a job that does not ask for --requeue cannot leave a broken allocation",
         fix="submit with --requeue",
         source=f"{_MANUAL} JobRequeue",
         judge=_job_requeue,
     ),
-    HazardRule(
+    bad(
         name="slurm.nohold_on_prolog_fail",
-        level=Level.BAD,
         needs=("slurm",),
         why="a job whose prolog fails on a bad node is requeued and held until a person releases it",
         fix="the administrator adds nohold_on_prolog_fail to SchedulerParameters",
@@ -267,9 +256,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.prolog_flags",
-        level=Level.NOTE,
         needs=("slurm",),
         why="the prolog of a node runs with the first step there, after the batch script has begun: a bad "
         "node ends a run instead of being passed over",
@@ -281,9 +269,8 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.prolog_beside",
-        level=Level.NOTE,
         needs=("slurm",),
         why="steps wait for prologs that still run, within timings.agent_start_s",
         fix="the administrator removes NoHold from PrologFlags, or keeps prologs shorter than that time",
@@ -294,18 +281,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="slurm.prolog_timeout",
-        level=Level.BAD,
         needs=("slurm",),
         why="one that hangs keeps its node, and the job that is to start there, for ever",
         fix="the administrator sets PrologEpilogTimeout in slurm.conf",
         source=f"{_MANUAL} PrologEpilogTimeout; {_MEASURED} 22.05",
         judge=_prolog_endless,
     ),
-    HazardRule(
+    bad(
         name="slurm.prolog_near_timeout",
-        level=Level.BAD,
         needs=("slurm",),
         why="Slurm ends a prolog or an epilog at its limit and drains the node; it requeues the prolog's job",
         fix="the administrator raises PrologEpilogTimeout (PrologTimeout or EpilogTimeout where it is set), "
@@ -313,9 +298,8 @@ RULES = (
         source=f"{_MANUAL} PrologEpilogTimeout; docs/hooks.md",
         judge=_prolog_near,
     ),
-    HazardRule(
+    note(
         name="slurm.batch_start_timeout",
-        level=Level.NOTE,
         needs=("slurm",),
         why="Slurm may take a batch job whose launch waits for its prolog longer than that for missing, and "
         "srun give up a step that waits for prologs of other nodes",
@@ -323,18 +307,16 @@ RULES = (
         source=f"{_MANUAL} BatchStartTimeout, PrologFlags DeferBatch; docs/hooks.md",
         judge=_batch_start,
     ),
-    HazardRule(
+    note(
         name="slurm.return_to_service",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a node that was DOWN for a moment stays so until a person resumes it, and spares run short",
         fix="the administrator sets ReturnToService=1",
         source=f"{_MANUAL} ReturnToService; {_MEASURED} 22.05",
         judge=lambda facts: "ReturnToService is 0" if facts.number("ReturnToService") == 0 else "",
     ),
-    HazardRule(
+    note(
         name="slurm.health_check",
-        level=Level.NOTE,
         needs=("slurm",),
         why="bad nodes are found by the jobs that get them",
         fix="the administrator runs srobust admin install, or another HealthCheckProgram",
@@ -345,18 +327,16 @@ RULES = (
             else "no HealthCheckProgram runs"
         ),
     ),
-    HazardRule(
+    note(
         name="slurm.preemption",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a preempted job is cancelled instead of requeued, unless its partition or QOS says otherwise",
         fix="use a partition or QOS that is not preempted, or whose PreemptMode is REQUEUE",
         source=f"{_MANUAL} PreemptMode",
         judge=_preemption,
     ),
-    HazardRule(
+    note(
         name="slurm.private_memory",
-        level=Level.NOTE,
         needs=("slurm",),
         why="snapshots in memory end with the run: after a requeue training goes on from storage",
         fix="set checkpoint.local_directory to a folder on the nodes' disks that is not private, or lower "
@@ -364,9 +344,8 @@ RULES = (
         source=f"job_container.conf(5), namespace.yaml(5); {_MEASURED} 22.05",
         judge=_private_memory,
     ),
-    HazardRule(
+    bad(
         name="slurm.memory_polled",
-        level=Level.BAD,
         needs=("slurm",),
         why="snapshots are memory that ranks and agent share: it counts once for each of them, and Slurm "
         "kills the job for memory that it does not use",
@@ -379,36 +358,32 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    bad(
         name="slurm.requeue_exit",
-        level=Level.BAD,
         needs=("slurm",),
         why="a job that has given up is requeued, or held, and fails again in the same way",
         fix="the administrator removes 93 from it",
         source=f"{_MANUAL} RequeueExit; docs/exit-codes.md",
         judge=_requeue_exit,
     ),
-    HazardRule(
+    note(
         name="slurm.epilog_messages",
-        level=Level.NOTE,
         needs=("slurm", "nodes"),
         why="a requeued job cannot start before its last epilog was reported",
         fix="the administrator lowers EpilogMsgTime",
         source=f"{_MANUAL} EpilogMsgTime",
         judge=_epilog_messages,
     ),
-    HazardRule(
+    note(
         name="slurm.complete_wait",
-        level=Level.NOTE,
         needs=("slurm",),
         why="Slurm does not schedule a requeued job for this long while any job is COMPLETING",
         fix="the administrator sets CompleteWait=0",
         source=f"{_MANUAL} CompleteWait",
         judge=lambda facts: f"CompleteWait is {have} s" if (have := facts.number("CompleteWait")) else "",
     ),
-    HazardRule(
+    note(
         name="slurm.power_saving",
-        level=Level.NOTE,
         needs=("slurm",),
         why="a requeued job that gets such a node waits until it has booted",
         fix="keep spares in the allocation (--spares), or the administrator lists nodes in SuspendExcNodes",
@@ -420,18 +395,16 @@ RULES = (
             else ""
         ),
     ),
-    HazardRule(
+    note(
         name="clock.offset",
-        level=Level.NOTE,
         needs=("clock_s",),
         why="times in the logs of different nodes cannot be compared",
         fix="the administrator runs chronyd or its like on all hosts",
         source="docs/node-checks.md, clock.offset",
         judge=_clock,
     ),
-    HazardRule(
+    bad(
         name="clock.credentials",
-        level=Level.BAD,
         needs=("clock_s",),
         why="munge refuses credentials that are 300 s off, and so nothing can be asked of Slurm",
         fix="the administrator runs chronyd or its like on all hosts",
