@@ -12,7 +12,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.slurm.errors import JobNotFound, classify
 from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, run_command
 from slurm_robust.slurm.records import TERMINAL_STATES
-from slurm_robust.util.hostlist import expand
+from slurm_robust.util.hostlist import expand_if_valid
 
 
 class QueuedJob(Record):
@@ -38,7 +38,7 @@ def queued_job(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> 
     for rest in _lines_of(job_id, done):
         state, _, nodes = rest.partition(" ")
         if state:
-            return QueuedJob(state=state, nodes=_expanded(nodes))
+            return QueuedJob(state=state, nodes=expand_if_valid(nodes))
     return QueuedJob()
 
 
@@ -69,10 +69,3 @@ def _lines_of(job_id: int, done: CompletedCommand) -> Iterator[str]:
         first, _, rest = line.strip().partition(" ")
         if first == str(job_id):
             yield rest.strip()
-
-
-def _expanded(nodes: str) -> tuple[str, ...]:
-    try:
-        return tuple(expand(nodes.strip())) if nodes.strip() else ()
-    except ValueError:
-        return ()

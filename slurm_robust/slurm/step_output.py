@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from slurm_robust.model.exits import Outlook, StepEnd
-from slurm_robust.util.hostlist import InvalidHostlist, expand
+from slurm_robust.util.hostlist import expand_if_valid
 
 _MAX_LINES = 4
 _MAX_TEXT = 600
@@ -112,7 +112,7 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
         if (match := _TASKS.match(line.strip())) is None:
             continue
         code = _EXIT_CODE.search(match["how"])
-        for node in _expand(match["nodes"]):
+        for node in expand_if_valid(match["nodes"]):
             if node in nodes:
                 message = _joined([line.strip(), *_of_stepd(node, output), *(raised if code else ())])
                 yield StepEnd(
@@ -157,13 +157,6 @@ def _of_stepd(node: str, lines: Iterable[str]) -> Iterator[str]:
 
 def _is_harmless(line: str) -> bool:
     return any(part in line.lower() for part in _HARMLESS)
-
-
-def _expand(hostlist: str) -> tuple[str, ...]:
-    try:
-        return expand(hostlist)
-    except InvalidHostlist:
-        return ()
 
 
 def _joined(lines: Iterable[str]) -> str:

@@ -71,7 +71,10 @@ def families(status: LiveStatus) -> Iterator[Family]:
         JobMetric.CHECKPOINT_AGE,
         [((tier.tier.value,), tier.age_s) for tier in status.tiers if tier.age_s is not None],
     )
-    yield from _of_nodes(_bounded(status.nodes), str(status.job_id))
+    nodes: Sequence[LiveNode] = status.nodes
+    if len(nodes) > MAX_NODES:
+        nodes = sorted(nodes, key=lambda node: not node.is_wrong)[:MAX_NODES]
+    yield from _of_nodes(nodes, str(status.job_id))
 
 
 def _one(metric: Metric, value: float | None) -> Family:
@@ -111,12 +114,6 @@ def _of_nodes(nodes: Sequence[LiveNode], job_id: str) -> Iterator[Family]:
     yield JobMetric.NODE_STATE, Rendered(text=states)
     yield JobMetric.NODE_ALERTS, [((one.node,), len(one.alerts)) for one in nodes if one.alerts]
     yield JobMetric.NODE_FAILED, [((one.node,), one.failed) for one in nodes if one.failed]
-
-
-def _bounded(nodes: Sequence[LiveNode]) -> Sequence[LiveNode]:
-    if len(nodes) <= MAX_NODES:
-        return nodes
-    return sorted(nodes, key=lambda node: not node.is_wrong)[:MAX_NODES]
 
 
 def _stage(node: LiveNode) -> str:

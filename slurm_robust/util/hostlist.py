@@ -96,6 +96,14 @@ def _refuse_sentence(text: str) -> None:
         )
 
 
+def expand_if_valid(hostlist: str) -> tuple[str, ...]:
+    """Return what :func:`expand` does, and ``()`` for what is no hostlist."""
+    try:
+        return expand(hostlist)
+    except ValueError:
+        return ()
+
+
 def _names(text: str, functions: bool) -> list[str]:
     """Expand a list that holds more than plain names."""
     if len(text) > _MAX_BRACKETED or text.count("[") > _MAX_BRACKETS:
