@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,9 @@ WORKER = (sys.executable, "-c", "import time; time.sleep(1000)")
 def main(folder: Path) -> None:
     folder.mkdir()
     node = os.environ["SLURMD_NODENAME"]
-    job = LocalJob(folder, "", kind=CommandKind.EXEC, command=WORKER, inspection=usual_inspection())
-    try:
+    with closing(
+        LocalJob(folder, "", kind=CommandKind.EXEC, command=WORKER, inspection=usual_inspection())
+    ) as job:
         controller = job.controller()
         job.start_agent(node)
         controller.wait_for(node, lambda heartbeat: heartbeat.ready, 60)
@@ -38,8 +40,6 @@ def main(folder: Path) -> None:
                 if alert.number > told:
                     told = alert.number
                     print(msgspec.json.encode(alert).decode(), flush=True)
-    finally:
-        job.close()
 
 
 if __name__ == "__main__":

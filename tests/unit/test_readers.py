@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -198,13 +199,10 @@ NAMES = (
 
 
 def look_at(path: Path) -> None:
-    record = StepRecord.open(path)
-    try:
+    with closing(StepRecord.open(path)) as record:
         record.progress(time.monotonic())
         assert record.phase is not None
         assert record.stride is not None
-    finally:
-        record.close()
 
 
 @pytest.fixture(scope="module")
@@ -264,11 +262,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_image(path: Path) -> Snapshot:
     im.read_header(path)
-    opened = im.open_image(path)
-    try:
+    with closing(im.open_image(path)) as opened:
         return snapshot_of(opened, None)
-    finally:
-        opened.close()
 
 
 NUMBERS = st.sampled_from([0, 1, 63, 64, 4095, 4096, 4097, 2**20, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from slurm_robust.agent.copies.service import CopyService
@@ -110,15 +111,12 @@ def fill(path: Path, rank: int, step: int, generation: int, size: int, run_id: s
 
 def check(path: Path, rank: int, step: int, generation: int = 1, size: int = MIB) -> None:
     """The image there is exactly the one that the worker wrote."""
-    image = open_image(path)
-    try:
+    with closing(open_image(path)) as image:
         image.verify()
         header = image.header
         assert (header.rank, header.step, header.generation) == (rank, step, generation)
         assert bytes(image.data()[0]) == content(rank, step, generation, size)
         assert image.tree == b"tree"
-    finally:
-        image.close()
 
 
 def connect(node: Node, job: Path) -> CopyChannel:

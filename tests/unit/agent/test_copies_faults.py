@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -274,15 +274,12 @@ def test_a_wrong_key_is_noted_on_both_sides(make: MakeNode, shm: Path, tmp_path:
     b.launch(1, (1,))
     other = tmp_path / "other"
     other.mkdir()
-    a = Node("a", shm, other, keys_in(other))
-    try:
+    with closing(Node("a", shm, other, keys_in(other))) as a:
         a.launch(1, (0,), peers=(b.peer(0),))
         a.snapshot(0, 1)
         assert "does not hold this job's key" in wait_for(a.service.notes)[0]
         assert "was refused" in wait_for(b.service.notes)[0]
         assert b.peer_steps(0) == set()
-    finally:
-        a.close()
 
 
 def test_training_is_not_held_by_a_peer_that_hangs(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:

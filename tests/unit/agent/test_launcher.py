@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -298,8 +299,7 @@ def test_a_program_that_is_not_there_is_told_with_the_path(tmp_path: Path) -> No
 
 
 def test_a_storage_writer_is_forked_that_slurms_signals_do_not_end(tmp_path: Path) -> None:
-    world = RealWorld(tmp_path, CommandKind.SCRIPT)
-    try:
+    with closing(RealWorld(tmp_path, CommandKind.SCRIPT)) as world:
         channel = world.ready().fork_writer()
         assert channel is not None
         writer = ForkedWriter(channel)
@@ -310,8 +310,6 @@ def test_a_storage_writer_is_forked_that_slurms_signals_do_not_end(tmp_path: Pat
         assert writer.alive
         writer.close()
         wait_for(lambda: not is_alive(writer.pid))
-    finally:
-        world.close()
 
 
 def test_a_program_has_no_zygote_that_could_fork_a_writer(tmp_path: Path) -> None:

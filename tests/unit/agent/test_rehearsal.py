@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -293,8 +294,7 @@ def test_a_torch_without_a_fake_group_is_recognised() -> None:
 def test_a_rehearsal_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(FORKS)
     free = 1.0
-    rehearsals = Rehearsals(job.spec, job.job, "n1", tmp_path / "rehearsal", lambda: free)
-    try:
+    with closing(Rehearsals(job.spec, job.job, "n1", tmp_path / "rehearsal", lambda: free)) as rehearsals:
         rehearsals.start(order(), time.monotonic())
         wait_for(lambda: rehearsals.read(time.monotonic()) is None and "pid " in log(job), 120)
         pid = printed_pid(job)
@@ -305,5 +305,3 @@ def test_a_rehearsal_that_needs_more_memory_than_there_is_is_ended(make_job: Mak
         assert "want of memory: 2.5% of the node's or the job's" in over.rehearsal.reason
         assert over.pid == pid
         wait_for(lambda: rehearsals.read(time.monotonic()) is None and not alive_in(tmp_path))
-    finally:
-        rehearsals.close()

@@ -4,6 +4,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,8 @@ def local(tmp_path: Path) -> LocalCopies:
 
 
 def publish(local: LocalCopies, memory: Path, rank: int, step: int, generation: int = 1) -> Path:
-    image = open_image(fill(memory / "buffer", rank, step, generation, MIB))
-    try:
+    with closing(open_image(fill(memory / "buffer", rank, step, generation, MIB))) as image:
         return local.publish(image, keep=2)
-    finally:
-        image.close()
 
 
 def test_a_copy_is_whole_named_and_without_the_buffers_slack(local: LocalCopies, tmp_path: Path) -> None:

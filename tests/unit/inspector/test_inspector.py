@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -143,8 +144,7 @@ def test_one_process_that_ends_takes_the_others_along(inspector: Inspector) -> N
 
 def test_an_inspector_that_is_stopped_is_replaced(machine: Machine) -> None:
     brief = InspectionSpec(kernel_s=0.2, gpu_s=0.2, network_s=0.2, node_s=1.0)
-    inspector = Inspector(brief, arguments(machine))
-    try:
+    with closing(Inspector(brief, arguments(machine))) as inspector:
         read_until(inspector, passes("kernel.panic"))
         psutil.Process(inspector.pid).suspend()  # it may still be starting children
         first = family(inspector.pid)
@@ -153,8 +153,6 @@ def test_an_inspector_that_is_stopped_is_replaced(machine: Machine) -> None:
         read_until(inspector, lambda observation: observation.notes)
         read_until(inspector, passes("kernel.panic"))
         wait_for(lambda: not any(is_alive(process.pid) for process in first))
-    finally:
-        inspector.close()
 
 
 def test_the_inspector_ends_with_the_agent(machine: Machine) -> None:
@@ -177,15 +175,12 @@ def test_closing_leaves_no_process(machine: Machine) -> None:
 
 def test_an_agent_tells_of_each_note_once(machine: Machine) -> None:
     machine.host.path("/dev/kmsg").unlink()
-    inspection = Inspection(Inspector(SPEC, arguments(machine)), wait_s=0.0)
-    try:
+    with closing(Inspection(Inspector(SPEC, arguments(machine)), wait_s=0.0)) as inspection:
         wait_for(lambda: notes(inspection) == [f"inspection: kernel log not read: {NO_LOG}"])
         machine.goes_down()
         wait_for(lambda: inspection.follow(time.monotonic(), 1))
         assert "infiniband.state" in [alert.check for alert in inspection.alerts(time.monotonic())]
         assert inspection.notes() == []
-    finally:
-        inspection.close()
 
 
 def test_an_agent_tells_of_the_traffic_of_each_generation(machine: Machine) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,8 @@ class Job:
         return path
 
     def to_disk(self, path: Path) -> Path:
-        image = open_image(path)
-        try:
+        with closing(open_image(path)) as image:
             return self.local.publish(image, keep=2)
-        finally:
-            image.close()
 
 
 @pytest.fixture

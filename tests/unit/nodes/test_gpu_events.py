@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,8 @@ def gpus(tmp_path: Path) -> StandInGpus:
 
 @pytest.fixture
 def watcher(gpus: StandInGpus) -> Iterator[Watcher]:
-    made = Watcher(gpus)
-    try:
+    with closing(Watcher(gpus)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_events_come_in_order_with_their_gpu(gpus: StandInGpus, watcher: Watcher) -> None:
@@ -107,14 +105,11 @@ def test_the_event_of_a_lost_gpu_has_its_name(gpus: StandInGpus, watcher: Watche
 
 def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: StandInGpus) -> None:
     gpus.set(0, lost=True)
-    watcher = Watcher(gpus)
-    try:
+    with closing(Watcher(gpus)) as watcher:
         assert watcher.line() == "ready"
         gpus.xid(1, 31)
         watcher.wait(60)
         assert watcher.event() == (1, gpus.uuid(1), 31)
-    finally:
-        watcher.close()
 
 
 @pytest.mark.parametrize(

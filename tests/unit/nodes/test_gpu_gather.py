@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -221,15 +222,12 @@ def test_a_process_that_is_killed_is_ending_before_it_is_gone(
     [("hang", "nvmlDeviceGetHandleByIndex"), ("hang.nvmlDeviceGetTemperature", "nvmlDeviceGetTemperature")],
 )
 def test_a_driver_that_hangs_is_named_in_bounded_time(tmp_path: Path, hanging: str, call: str) -> None:
-    reader = Reader(tmp_path)
-    try:
+    with closing(Reader(tmp_path)) as reader:
         assert not reader.read().stuck_in
         reader.gpus.set(5, **{hanging: True})
         facts = reader.read()
         assert (facts.stuck_in, facts.gpus) == (call, ())
         assert 2.9 < facts.took_s < 60
-    finally:
-        reader.close()
 
 
 # Storage from which one module comes late, and a shorter patience with the driver, so that the test is.

@@ -147,8 +147,7 @@ def test_prometheus_follows_a_job_through_a_fault_and_a_takeover(
     job.train_to(20)
     job.pass_time(1.0)
     watched.look()
-    second = serve()  # on another port, as on another node
-    try:
+    with closing(serve()):
         wait_for(lambda: prometheus.value("srobust_job_step") == 20)
         assert prometheus.value("srobust_job_incident_open") == 0
         # The same series: counters go on, and an increase is seen across the move.
@@ -161,6 +160,4 @@ def test_prometheus_follows_a_job_through_a_fault_and_a_takeover(
         health = [r["health"] for g in prometheus.get("/api/v1/rules")["data"]["groups"] for r in g["rules"]]
         assert set(health) == {"ok"}
         assert len(health) == 10
-    finally:
-        second.close()
     assert said == []

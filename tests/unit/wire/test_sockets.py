@@ -168,11 +168,8 @@ def test_an_agent_finds_a_controller_that_comes_back_at_the_same_port(
         agent.connect([endpoint(first)])
         wait_for(lambda: agent.send(BEAT))
         first.close()
-        second = ControllerSocket(load_server(tmp_path / "keys"), first.port)
-        try:
+        with closing(ControllerSocket(load_server(tmp_path / "keys"), first.port)) as second:
             wait_for(lambda: agent.send(BEAT) and second.recv() is not None)
-        finally:
-            second.close()
 
 
 def test_ask_gives_the_answer_and_gives_up(controller: ControllerSocket, keys: ClientKeys) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -363,11 +364,8 @@ def test_the_environment_is_the_workers_own(runner: ScriptRunner, tmp_path: Path
 def test_preload_is_imported_once_and_shared(tmp_path: Path) -> None:
     write(tmp_path, "import os\nPID = os.getpid()", "heavy.py")
     write(tmp_path, "import os, heavy\nprint(heavy.PID == os.getppid())")
-    runner = ScriptRunner(preload=("heavy",), cwd=tmp_path, launcher=ForkedZygoteLauncher)
-    try:
+    with closing(ScriptRunner(preload=("heavy",), cwd=tmp_path, launcher=ForkedZygoteLauncher)) as runner:
         assert runner.run(("script.py",), tmp_path).out == "True\n"
-    finally:
-        runner.close()
 
 
 def test_a_preload_that_starts_threads_is_reported(tmp_path: Path) -> None:
@@ -376,11 +374,8 @@ def test_a_preload_that_starts_threads_is_reported(tmp_path: Path) -> None:
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
         "threads.py",
     )
-    runner = ScriptRunner(preload=("threads",), cwd=tmp_path, launcher=ForkedZygoteLauncher)
-    try:
+    with closing(ScriptRunner(preload=("threads",), cwd=tmp_path, launcher=ForkedZygoteLauncher)) as runner:
         assert any("importing 'threads' started 1 threads" in note for note in runner.notes)
-    finally:
-        runner.close()
 
 
 # As NVIDIA's: started in one process, its functions fail in the forks of that.
@@ -413,8 +408,7 @@ def test_a_preload_that_starts_the_driver_is_named_and_its_workers_are_interpret
     write(tmp_path, STARTS_CUDA, "greedy.py")
     write(tmp_path, f"{STARTS_CUDA}{WHO_AM_I}")
     write(tmp_path, "def f():\n    return 1 / 0\n\nf()\n", "raises.py")
-    runner = ScriptRunner(preload=("harmless", "greedy"), cwd=tmp_path)
-    try:
+    with closing(ScriptRunner(preload=("harmless", "greedy"), cwd=tmp_path)) as runner:
         (note,) = [note for note in runner.notes if "driver" in note]
         assert "importing 'greedy' starts the GPU's driver" in note
         forked = runner.run(("script.py", "--flag", "x"), tmp_path)
@@ -425,8 +419,6 @@ def test_a_preload_that_starts_the_driver_is_named_and_its_workers_are_interpret
         assert failed.err == plain_python("raises.py", cwd=tmp_path).stderr
         assert failed.exited.error is not None
         assert (failed.exited.error.file, failed.exited.error.line) == ("raises.py", 2)
-    finally:
-        runner.close()
 
 
 @pytest.mark.usefixtures("cuda")
@@ -437,10 +429,7 @@ def test_a_preload_that_only_loads_the_driver_does_no_harm(
     loads = f"import ctypes, os\nctypes.CDLL('libcuda.so.1')\nASKED = os.environ.get({ASK_NVML!r})"
     write(tmp_path, loads, "modest.py")
     write(tmp_path, f"import os, modest\nprint(modest.ASKED, os.environ.get({ASK_NVML!r}))\n{STARTS_CUDA}")
-    runner = ScriptRunner(preload=("modest",), cwd=tmp_path)
-    try:
+    with closing(ScriptRunner(preload=("modest",), cwd=tmp_path)) as runner:
         assert not any("driver" in note for note in runner.notes)
         found = runner.run(("script.py",), tmp_path)
         assert (found.code, found.out) == (0, "1 None\n"), found.err
-    finally:
-        runner.close()

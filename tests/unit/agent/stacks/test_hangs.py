@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import pytest
@@ -55,11 +56,8 @@ def captured() -> Iterator[Captured]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    training = Training(WAYS, port)
-    try:
+    with closing(Training(WAYS, port)) as training:
         yield capture(training)
-    finally:
-        training.close()
 
 
 def capture(training: Training) -> Captured:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -110,12 +110,9 @@ def test_a_server_that_does_not_answer_costs_the_budget_only(order: str) -> None
     begun = time.monotonic()
     replies = {"CLIENT PROTOCOL 2": "SERVER PROTOCOL 2\n", "TIMEOUT 1": "OK\n", "SET FORMAT json": "OK\n"}
     replies.pop(order.replace("_", " "), None)
-    server = Ras(replies)
-    try:
+    with closing(Ras(replies)) as server:
         assert ras.take(server.environ, begun + 0.2) == ()
         assert time.monotonic() - begun < 60
-    finally:
-        server.close()
 
 
 def test_where_there_is_no_ras_or_it_is_switched_off_nothing_is_reported() -> None:
