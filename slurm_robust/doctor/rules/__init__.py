@@ -1,4 +1,4 @@
-"""All hazard rules, by topic. A new rule is a function and an entry in the ``RULES`` of its module."""
+"""All hazard rules, by topic. A new rule is an entry in the ``RULES`` of its module."""
 
 from __future__ import annotations
 
