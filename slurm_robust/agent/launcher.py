@@ -219,7 +219,11 @@ class ZygoteLauncher:
                 self._living -= 1
                 self._unswept += isinstance(message, Exited)
             found.append(message)
-        self._end_replaced()
+        left = [(process, until) for process, until in self._ending if process.poll() is None]
+        for process, until in left:
+            if time.monotonic() > until:
+                process.kill()
+        self._ending = left
         found += self._follow_successor()
         return found
 
@@ -307,13 +311,6 @@ class ZygoteLauncher:
         """Close it without waiting for its end."""
         zygote.close()
         self._ending.append((zygote.process, time.monotonic() + _END_S))
-
-    def _end_replaced(self) -> None:
-        left = [(process, until) for process, until in self._ending if process.poll() is None]
-        for process, until in left:
-            if time.monotonic() > until:
-                process.kill()
-        self._ending = left
 
     def fork_writer(self) -> socket.socket | None:
         """Have the zygote fork one, which has torch without an import."""

@@ -204,7 +204,12 @@ def bindings(
     are the job's. All ranks get it if some would have less than half of their share of the job's CPUs.
     """
     host = host or Host()
-    gpus = _gpus(host)
+    # The GPUs' addresses in the order of CUDA and HIP: that of the bus if all GPUs are equal
+    gpus = [
+        device.address
+        for device in pci.devices(host)
+        if device.kind[:2] in (pci.DISPLAY, pci.ACCELERATOR) and device.vendor in (pci.NVIDIA, pci.AMD)
+    ]
     order = _order(environ.get("CUDA_VISIBLE_DEVICES"), len(gpus))
     if len(order) != count:
         return (NOWHERE,) * count
@@ -212,15 +217,6 @@ def bindings(
     ranks = Counter(binding.node for binding in found)
     is_fair = all(2 * len(b.cpus) / ranks[b.node] >= len(allowed) / count for b in found if b.cpus)
     return found if is_fair else (NOWHERE,) * count
-
-
-def _gpus(host: Host) -> list[str]:
-    """Return the GPUs' addresses in the order of CUDA and HIP: that of the bus if all GPUs are equal."""
-    return [
-        device.address
-        for device in pci.devices(host)
-        if device.kind[:2] in (pci.DISPLAY, pci.ACCELERATOR) and device.vendor in (pci.NVIDIA, pci.AMD)
-    ]
 
 
 def _order(visible: str | None, count: int) -> tuple[int, ...]:

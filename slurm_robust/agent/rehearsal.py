@@ -107,7 +107,14 @@ class Rehearsals:
     def read(self, now: float) -> RehearsalOver | None:
         """Say how it ended, when it has."""
         self._ending = [process for process in self._ending if process.poll() is None]
-        error = self._take_started()
+        # Take over what the thread has started
+        error = ""
+        for started in self._starter.results() if self._starter is not None else ():
+            is_wanted = self._order is not None and started.number == self._order.number
+            if is_wanted:
+                self._process, error = started.process, started.error
+            elif started.process is not None:
+                self._kill(started.process)
         order, process = self._order, self._process
         if order is None:
             return None
@@ -130,17 +137,6 @@ class Rehearsals:
         self.end()
         if self._starter is not None:
             self._starter.close()  # what it has started meanwhile dies with it
-
-    def _take_started(self) -> str:
-        """Take over what the thread has started; why the present one could not be."""
-        error = ""
-        for started in self._starter.results() if self._starter is not None else ():
-            is_wanted = self._order is not None and started.number == self._order.number
-            if is_wanted:
-                self._process, error = started.process, started.error
-            elif started.process is not None:
-                self._kill(started.process)
-        return error
 
     def _run(self, order: Rehearse) -> _Started:
         try:

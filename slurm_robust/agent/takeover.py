@@ -156,7 +156,9 @@ class TakeoverWatch:
             silent_s=silent_s,
             reason="no controller" if is_answering else "no answer of its kernel",
         )
-        self._cast(vote)
+        self._voted = self._path(vote.epoch, vote.node)
+        make_in_job(self._job.path, self._spec.run_id, self._voted.parent)
+        write_atomically(self._voted, msgspec.json.encode(vote), durable=False)
         agreeing = self._agreeing(controller.epoch, voters)
         slurm = ""
         if len(agreeing) < policy.quorum(len(voters)) and not (
@@ -170,11 +172,6 @@ class TakeoverWatch:
         if now - self._agreed[1] >= policy.patience_s(self._node, agreeing):
             why = policy.describe(host, silent_s, answers=is_answering, agreeing=agreeing, slurm=slurm)
             self._start(controller.epoch, host, why, silent_since)
-
-    def _cast(self, vote: Vote) -> None:
-        self._voted = self._path(vote.epoch, vote.node)
-        make_in_job(self._job.path, self._spec.run_id, self._voted.parent)
-        write_atomically(self._voted, msgspec.json.encode(vote), durable=False)
 
     def _withdraw(self) -> None:
         self._agreed = None

@@ -488,5 +488,5 @@ def _aligned(at: int) -> int:
     return _round_up(at, ALIGNMENT)
 
 
-def _round_up(size: int, unit: int = PAGE) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit

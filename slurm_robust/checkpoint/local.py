@@ -70,10 +70,30 @@ class LocalCopies:
         make_own_folder(self.path)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(final, durable=True) as beside:
-            self._write(image, beside)
+            target = os.open(
+                beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+            try:
+                at = 0
+                while at < image.nbytes:
+                    sent = os.sendfile(target, image.fileno, at, min(_PIECE, image.nbytes - at))
+                    if not sent:
+                        raise OSError(f"{image.path} is shorter than its image")
+                    at += sent
+                os.write(target, self._seal(image.front()))
+                os.fsync(target)
+            finally:
+                os.close(target)
         for folder in (final.parent.parent, self.path):
             sync(folder)
-        self._prune(final.parent.parent, keep)
+        # By generation first: what a later generation wrote continues what was restored.
+        found = sorted(_images(final.parent.parent), key=lambda item: (item[0].generation, item[0].step))
+        for _, path in found[: -max(1, keep)]:
+            path.unlink(missing_ok=True)
+            try:
+                path.parent.rmdir()
+            except OSError:
+                pass  # it holds others
         return final
 
     def inventory(self) -> tuple[Copy, ...]:
@@ -120,30 +140,6 @@ class LocalCopies:
 
     def _seal(self, front: bytes) -> bytes:
         return _SEAL + hashlib.blake2b(front, key=self._key, digest_size=32).digest()
-
-    def _write(self, image: Image, path: Path) -> None:
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            at = 0
-            while at < image.nbytes:
-                sent = os.sendfile(target, image.fileno, at, min(_PIECE, image.nbytes - at))
-                if not sent:
-                    raise OSError(f"{image.path} is shorter than its image")
-                at += sent
-            os.write(target, self._seal(image.front()))
-            os.fsync(target)
-        finally:
-            os.close(target)
-
-    def _prune(self, part: Path, keep: int) -> None:
-        # By generation first: what a later generation wrote continues what was restored.
-        found = sorted(_images(part), key=lambda item: (item[0].generation, item[0].step))
-        for _, path in found[: -max(1, keep)]:
-            path.unlink(missing_ok=True)
-            try:
-                path.parent.rmdir()
-            except OSError:
-                pass  # it holds others
 
 
 def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:

@@ -197,23 +197,20 @@ class _Resharding:
             return self._optimizer(name, target, mine)
         alike = all(_alike(tree, trees[0]) for tree in trees)
         if not alike:
-            self._check_own(name, trees)
+            # Refuse what looks like numbers of a model: rank for rank others, and no shards
+            for tree in trees:
+                for item in _items(tree):
+                    if getattr(torch, item.dtype).is_floating_point:
+                        raise self._cannot(
+                            f"entry {name!r} holds different floating-point tensors on each rank, and "
+                            "nothing says how they belong together",
+                            ", or let state_dict() return what is equal on all ranks",
+                        )
             if self._mine is None and not getattr(target, FIRST, False):
                 self._new_here.append(name)
                 self._kept.add(name)
                 return {}
         return self._read(self._mine or self._among[0], mine)
-
-    def _check_own(self, name: str, trees: Sequence[Any]) -> None:
-        """Refuse what looks like numbers of a model: rank for rank others, and no shards."""
-        for tree in trees:
-            for item in _items(tree):
-                if getattr(torch, item.dtype).is_floating_point:
-                    raise self._cannot(
-                        f"entry {name!r} holds different floating-point tensors on each rank, and nothing "
-                        "says how they belong together",
-                        ", or let state_dict() return what is equal on all ranks",
-                    )
 
     def _module(self, name: str, target: nn.Module, mine: dict[str, Any]) -> dict[str, Any]:
         live, parameters = target.state_dict(), {n for n, _ in target.named_parameters()}

@@ -375,7 +375,14 @@ class Snapshotter:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
             contents = self._buffers.contents(snapshot)
             owners = changed_by_optimizers(training.entries) if self._overlap else {}
-            changed = self._describe(wanted.step, contents)
+            changed = self._buffers.describe(contents)
+            if changed:
+                self._warn_once(
+                    "layout",
+                    f"the state has other tensors after step {wanted.step} than before (keys, shapes or "
+                    "dtypes of an entry changed): snapshots go on with the new ones. If that is not meant, a "
+                    "restore into freshly built entries will fail",
+                )
             before = last.late if last and not changed else None
             early, late = sort_out(contents.tensors, owners, self._runtime, before)
             self._foreseen = late is before and (late.versions() == versions or not in_haste)
@@ -459,17 +466,6 @@ class Snapshotter:
         pending.abandoned = True
         pending.done = self._thread.submit(self._finish, pending)
         self.settle()
-
-    def _describe(self, step: int, contents: Contents) -> bool:
-        changed = self._buffers.describe(contents)
-        if changed:
-            self._warn_once(
-                "layout",
-                f"the state has other tensors after step {step} than before (keys, shapes or dtypes of "
-                "an entry changed): snapshots go on with the new ones. If that is not meant, a "
-                "restore into freshly built entries will fail",
-            )
-        return changed
 
     def _tell_limit(self, reason: str) -> None:
         if reason:

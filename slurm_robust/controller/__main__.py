@@ -18,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_robust import __version__
-from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.analysis.logs.site_rules import load_log_rules
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.plan import RunPlan, load_plan
@@ -135,7 +134,16 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
                 ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
             )
         )
-        epoch = _take(directory, plan, server.port, slurm)
+        host, node = socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
+        epoch = take_epoch(
+            directory.epochs,
+            host=host,
+            addresses=of_controller(node, host, slurm),
+            port=server.port,
+            pid=os.getpid(),
+            run_id=plan.run_id,
+            node=node,
+        )
         journal = Journal(directory.journal)
         journal.epoch = epoch.epoch
         journal.is_ours = lambda: not is_overtaken(directory.epochs, epoch.epoch)
@@ -148,8 +156,17 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         beacons = _listen_for_beacons(directory, spec, server.port, journal)
         if beacons is not None:
             stack.enter_context(closing(beacons))
-        rules = _log_rules(journal, plan)
-        allocation = _allocation(slurm, plan)
+        # Read now, which costs nothing when a worker has failed
+        rules, trouble = load_log_rules(plan.config, Path(plan.cwd))
+        if trouble:
+            say(trouble)
+            journal.append(ev.Noted(t=time.time(), text=trouble))
+        # Slurm tells CPUs and GPUs per node; if it does not answer, the environment does
+        try:
+            allocation = slurm.allocation(plan.job_id)
+        except SlurmError as error:
+            say(f"Slurm does not show the allocation ({error}); using the environment of the batch script")
+            allocation = allocation_from_environment(os.environ)
         news, first = begin(journal.events, plan, time.time())
         journal.append(*news)
         state = fold(journal.events)
@@ -165,7 +182,15 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
             socket=server,
             beacons=beacons,
             steps=steps,
-            requeuer=_requeuer(directory, plan, slurm),
+            requeuer=Requeuer(
+                slurm,
+                plan.job_id,
+                plan.restart_count,
+                directory.path / "requeue.jsonl",
+                nodes=allocation_from_environment(os.environ).nodes,
+                need=Need(least=plan.slots, most=plan.slots + plan.config.spares),
+                start_now=plan.config.slurm.start_now,
+            ),
             store=SharedTiers(shared_tiers(places, runs)),
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
@@ -181,36 +206,15 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         journal.abandon()
     else:
         steps.kill()
-        _conclude(directory, plan, journal, slurm, state.own_node, requeued=code == ExitCode.REQUEUED)
+        requeued = code == ExitCode.REQUEUED
+        comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
+        limit_s = HURRY_S if requeued else CONCLUDE_S
+        conclude(
+            directory, journal.events, slurm, plan.job_id, state.own_node, comments=comments, limit_s=limit_s
+        )
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
-
-
-def _requeuer(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient) -> Requeuer:
-    return Requeuer(
-        slurm,
-        plan.job_id,
-        plan.restart_count,
-        directory.path / "requeue.jsonl",
-        nodes=allocation_from_environment(os.environ).nodes,
-        need=Need(least=plan.slots, most=plan.slots + plan.config.spares),
-        start_now=plan.config.slurm.start_now,
-    )
-
-
-def _conclude(
-    directory: JobDirectory,
-    plan: RunPlan,
-    journal: Journal,
-    slurm: SlurmClient,
-    own_node: str,
-    *,
-    requeued: bool,
-) -> None:
-    comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
-    limit_s = HURRY_S if requeued else CONCLUDE_S
-    conclude(directory, journal.events, slurm, plan.job_id, own_node, comments=comments, limit_s=limit_s)
 
 
 def _serve_metrics(
@@ -278,7 +282,24 @@ def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: Pre
     known = len(journal.events)
     if not journal.events:
         goes_on = (plan.continued,) if plan.continued is not None else ()
-        journal.append(_run_started(plan), *goes_on)
+        journal.append(
+            ev.RunStarted(
+                t=time.time(),
+                run_id=plan.run_id,
+                job_id=plan.job_id,
+                kind=plan.kind.value,
+                command=plan.command,
+                cwd=plan.cwd,
+                slots=plan.slots,
+                spares=plan.spares,
+                nproc_per_node=plan.nproc_per_node,
+                version=__version__,
+                cluster=plan.cluster,
+                array_task=plan.array_task,
+                training=plan.training,
+            ),
+            *goes_on,
+        )
     if journal.torn is not None:
         journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
     journal.append(
@@ -317,28 +338,6 @@ def _listen_for_beacons(
         return None
 
 
-def _log_rules(journal: Journal, plan: RunPlan) -> RuleSet:
-    """Read now, which costs nothing when a worker has failed."""
-    rules, trouble = load_log_rules(plan.config, Path(plan.cwd))
-    if trouble:
-        say(trouble)
-        journal.append(ev.Noted(t=time.time(), text=trouble))
-    return rules
-
-
-def _take(directory: JobDirectory, plan: RunPlan, port: int, slurm: SlurmClient) -> EpochRecord:
-    host, node = socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
-    return take_epoch(
-        directory.epochs,
-        host=host,
-        addresses=of_controller(node, host, slurm),
-        port=port,
-        pid=os.getpid(),
-        run_id=plan.run_id,
-        node=node,
-    )
-
-
 def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
     detect, checkpoint = plan.config.detect, plan.config.checkpoint
     inspection = InspectionSpec(
@@ -371,33 +370,6 @@ def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
         numa_binding=plan.config.workers.numa_binding == "node",
         learn=plan.config.standby.learn and plan.config.mode == "act",
     )
-
-
-def _run_started(plan: RunPlan) -> ev.RunStarted:
-    return ev.RunStarted(
-        t=time.time(),
-        run_id=plan.run_id,
-        job_id=plan.job_id,
-        kind=plan.kind.value,
-        command=plan.command,
-        cwd=plan.cwd,
-        slots=plan.slots,
-        spares=plan.spares,
-        nproc_per_node=plan.nproc_per_node,
-        version=__version__,
-        cluster=plan.cluster,
-        array_task=plan.array_task,
-        training=plan.training,
-    )
-
-
-def _allocation(slurm: SlurmClient, plan: RunPlan) -> Allocation:
-    """Ask Slurm for CPUs and GPUs per node; take the environment's if it does not answer."""
-    try:
-        return slurm.allocation(plan.job_id)
-    except SlurmError as error:
-        say(f"Slurm does not show the allocation ({error}); using the environment of the batch script")
-        return allocation_from_environment(os.environ)
 
 
 def _borrower(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lent: Lent) -> Borrower:

@@ -15,7 +15,6 @@ from slurm_robust.policy.leaving import Sentence
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.slurm.step_output import PREEMPTION
 
@@ -57,7 +56,12 @@ class Asking:
         except (SlurmError, CommandTimeout, OSError):
             said = None
         else:
-            said = self._of(job, now)
+            said = Sentence(
+                running=job.is_running,
+                preempted=job.preempt_time is not None,
+                left_s=max(0.0, job.end_time - now) if job.end_time is not None else None,
+                requeued=job.restart_count > self._run and not job.is_finished,
+            )
             if said.running or said.preempted:
                 yield said
                 return
@@ -66,14 +70,6 @@ class Asking:
             yield structs.replace(said or Sentence(running=False), preempted=True)
         elif said is not None:
             yield said
-
-    def _of(self, job: SlurmJob, now: float) -> Sentence:
-        return Sentence(
-            running=job.is_running,
-            preempted=job.preempt_time is not None,
-            left_s=max(0.0, job.end_time - now) if job.end_time is not None else None,
-            requeued=job.restart_count > self._run and not job.is_finished,
-        )
 
     def _is_preemption(self) -> bool:
         begun = self._clock.monotonic()

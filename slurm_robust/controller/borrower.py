@@ -221,7 +221,10 @@ class Borrower:
         *,
         whole: bool,
     ) -> None:
-        """Ask one source. ``whole``: fewer than all that are missing are of no use."""
+        """Ask one source, and wait until all run, or ``wait_s`` is over.
+
+        ``whole``: fewer than all that are missing are of no use.
+        """
         free, why = self._free(source, exclude)
         most = wish.missing if free is None else min(wish.missing, free)
         if most == 0 or (whole and most < wish.missing):
@@ -247,7 +250,20 @@ class Borrower:
                 submitted(waiting[-1], source)
         except (SlurmError, CommandTimeout) as error:
             wish.refusals.append((source, _why(error) + _fix(source, error)))
-        self._wait(wish, source, waiting)
+        deadline = self._clock.monotonic() + self._config.wait_s
+        last: dict[int, str] = {}
+        while waiting:
+            for job_id in tuple(waiting):
+                if self._look(wish, source, job_id, last):
+                    waiting.remove(job_id)
+            if not waiting or self._clock.monotonic() >= deadline:
+                break
+            self._clock.sleep(POLL_S)
+        self._cancel(waiting)  # once: the core has those cancelled that could not be
+        for job_id in waiting:
+            why = f"companion {job_id} has not started within {self._config.wait_s:g} s"
+            reason = last.get(job_id, "")
+            wish.refusals.append((source, why + (f" ({reason})" if reason else "") + _fix(source, reason)))
 
     def _submit(self, request: SubmitRequest) -> int:
         """Raises as :meth:`SlurmClient.submit`, but for an answer that was lost after Slurm took the job."""
@@ -284,23 +300,6 @@ class Borrower:
         names = fold(node.name for node in nodes)
         why = f"{len(free)} of {counted(len(nodes), 'node')} free ({names}; see srobust spares status)"
         return len(free), why
-
-    def _wait(self, wish: _Wish, source: CompanionPool, waiting: list[int]) -> None:
-        """Wait until all run, or ``wait_s`` is over."""
-        deadline = self._clock.monotonic() + self._config.wait_s
-        last: dict[int, str] = {}
-        while waiting:
-            for job_id in tuple(waiting):
-                if self._look(wish, source, job_id, last):
-                    waiting.remove(job_id)
-            if not waiting or self._clock.monotonic() >= deadline:
-                break
-            self._clock.sleep(POLL_S)
-        self._cancel(waiting)  # once: the core has those cancelled that could not be
-        for job_id in waiting:
-            why = f"companion {job_id} has not started within {self._config.wait_s:g} s"
-            reason = last.get(job_id, "")
-            wish.refusals.append((source, why + (f" ({reason})" if reason else "") + _fix(source, reason)))
 
     def _look(self, wish: _Wish, source: CompanionPool, job_id: int, last: dict[int, str]) -> bool:
         """Return whether it is known what became of the companion."""

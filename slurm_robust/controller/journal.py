@@ -228,7 +228,16 @@ class Journal:
     def _write(self, data: bytes) -> None:
         disk, fd = self._disk, self._fd
         if not disk.tail(fd, self._durable - len(self._end)).startswith(self._end):
-            self._find_lost()
+            # Learn which lines are missing if the end of what was written is not there any more. Raises
+            # ``OSError`` if more is wrong than that.
+            ours = self.events[self._known : self._written]
+            whole = self._read + b"".join(encode_event(event) + b"\n" for event in ours)
+            found = self._found(0)
+            if not whole.startswith(found):
+                raise OSError(errno.ESTALE, _NOT_OURS)
+            self._durable = found.rfind(b"\n") + 1
+            self._end = _last_line(found[: self._durable])
+            self._lost = whole[self._durable :]
         data = self._lost + data
         if self._is_retry or self._lost:
             # Some storage refuses only at the end, and then does not tell what it has kept: write all of it
@@ -247,20 +256,6 @@ class Journal:
         with self._changed:
             self._restored += self._lost.count(b"\n")
         self._lost = b""
-
-    def _find_lost(self) -> None:
-        """Learn which lines are missing if the end of what was written is not there any more.
-
-        Raises ``OSError`` if more is wrong than that.
-        """
-        ours = self.events[self._known : self._written]
-        whole = self._read + b"".join(encode_event(event) + b"\n" for event in ours)
-        found = self._found(0)
-        if not whole.startswith(found):
-            raise OSError(errno.ESTALE, _NOT_OURS)
-        self._durable = found.rfind(b"\n") + 1
-        self._end = _last_line(found[: self._durable])
-        self._lost = whole[self._durable :]
 
     def _found(self, offset: int) -> bytes:
         """Read what follows ``offset``, but for the zeros that a crash leaves in place of lines."""

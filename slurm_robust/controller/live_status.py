@@ -185,10 +185,6 @@ class LiveStatusMaker:
             missed=missed,
             final=final,
         )
-        return self._with_training(status, own, mono)
-
-    def _with_training(self, status: LiveStatus, own: Sequence[_Own], mono: float) -> LiveStatus:
-        """Add to ``moment`` what all ranks report together."""
         # Compared by when the step was completed, since heartbeats are of different ages.
         known = [one.last for one in own if one.last is not None]
         last = min(known, key=lambda each: (each.step, each.age_s), default=None)
@@ -306,24 +302,22 @@ class _Own:
         self.ranks = self.failed = 0
         self.reported, self.non_finite, self.checkpoint = True, False, -1
         if heard is not None and heard.heartbeat.generation == seen.state.world.generation:
-            self._read(heard.heartbeat, max(0.0, seen.now.mono - heard.received))
-
-    def _read(self, heartbeat: Heartbeat, older_s: float) -> None:
-        slow: Progress | None = None
-        for record in heartbeat.progress:
-            step = record.step
-            if slow is None or step < slow.step or (step == slow.step and record.age_s < slow.age_s):
-                slow = record
-            loss = record.loss
-            if loss is not None and loss - loss != 0.0:  # NaN and infinite
-                self.non_finite = True
-            if not record.reported:
-                self.reported = False
-        self.ranks = len(heartbeat.progress)
-        self.failed = len(failures(heartbeat)) if heartbeat.exits else 0
-        if slow is not None:
-            self.checkpoint = min(record.checkpoint for record in heartbeat.progress)
-            self.last = _Last(slow.step, slow.age_s + older_s, slow.loss, slow.grad_norm, slow.phase)
+            older_s = max(0.0, seen.now.mono - heard.received)
+            slow: Progress | None = None
+            for record in heard.heartbeat.progress:
+                step = record.step
+                if slow is None or step < slow.step or (step == slow.step and record.age_s < slow.age_s):
+                    slow = record
+                loss = record.loss
+                if loss is not None and loss - loss != 0.0:  # NaN and infinite
+                    self.non_finite = True
+                if not record.reported:
+                    self.reported = False
+            self.ranks = len(heard.heartbeat.progress)
+            self.failed = len(failures(heard.heartbeat)) if heard.heartbeat.exits else 0
+            if slow is not None:
+                self.checkpoint = min(record.checkpoint for record in heard.heartbeat.progress)
+                self.last = _Last(slow.step, slow.age_s + older_s, slow.loss, slow.grad_norm, slow.phase)
 
     def newest_step(self, tier: Tier) -> int:
         """Return the newest step that the copies of all ranks in ``tier`` have reached here; -1 for none."""

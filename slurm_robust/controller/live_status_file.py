@@ -81,7 +81,11 @@ class LiveStatusFile:
         seen = self._take(core, now, turn_s)
         ended = time.monotonic()
         self._due = begun + max(self._every_s, SHARE * (ended - begun))
-        self._offer(seen)
+        with self._changed:
+            self._next = seen
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = start_thread("live status", self._serve)
 
     def close(self, core: Core, now: Now, *, ours: bool) -> None:
         """Write the last one within :data:`CLOSE_S`. ``ours``: no other controller has the job."""
@@ -104,13 +108,6 @@ class LiveStatusFile:
         news, self._known = journal.events[self._known : known], known
         storage = Storage(max(0, known - journal.written), journal.trouble)
         return picture(core, now, news, storage, turn_s)
-
-    def _offer(self, seen: Picture) -> None:
-        with self._changed:
-            self._next = seen
-            self._changed.notify_all()
-        if self._thread is None:
-            self._thread = start_thread("live status", self._serve)
 
     # -- the writing thread ------------------------------------------------------------------------
 
@@ -139,7 +136,11 @@ class LiveStatusFile:
             data = encode(self._newest)
             check_in_place(self._directory.path, seen.state.run_id)
             if self._is_first:
-                self._remove_unfinished()
+                # Remove what a controller that was killed while it wrote has left
+                folder, name = self._directory.path, self._directory.live_status.name
+                for each in names_in(folder):
+                    if each.startswith(f".{name}."):
+                        (folder / each).unlink(missing_ok=True)
                 self._is_first = False
             write_atomically(self._directory.live_status, data, durable=False, mode=0o600)
         except OSError:
@@ -158,10 +159,3 @@ class LiveStatusFile:
         found = self._ledger(list(self._journal.events), seen.now.wall)
         self._live_status.on_ledger(found, seen.now.mono)
         self._ledger_due = max(self._ledger_due, begun + SHARE * (time.monotonic() - begun))
-
-    def _remove_unfinished(self) -> None:
-        """Remove what a controller that was killed while it wrote has left."""
-        folder, name = self._directory.path, self._directory.live_status.name
-        for each in names_in(folder):
-            if each.startswith(f".{name}."):
-                (folder / each).unlink(missing_ok=True)

@@ -132,7 +132,19 @@ class Loop:
                 if (stalled > STALL_S or behind) and not self._hold.holds:
                     self._core.on_stall(stalled, self._now())
                 for number in signals.taken():
-                    self._on_signal(number)
+                    if number == AT_ONCE:
+                        self._do(self._core.on_second_order(self._now()))
+                    elif number == signal.SIGUSR1:
+                        self._do(
+                            self._core.on_end_approaching("the end of this run is near (USR1)", self._now())
+                        )
+                    else:
+                        name = signal.Signals(number).name
+                        self._do(
+                            self._core.on_leave(
+                                f"ordered to end by {name}", self._now(), ExitCode(128 + number)
+                            )
+                        )
                 # Messages first: what an agent sent before its srun reports its end was not heard after that.
                 behind = not self._take_messages(turned + STALL_S)
                 self._background.drain()
@@ -207,15 +219,6 @@ class Loop:
                 self._socket.send(identity, shown)
                 self._do(effects)
 
-    def _on_signal(self, number: int) -> None:
-        if number == AT_ONCE:
-            self._do(self._core.on_second_order(self._now()))
-        elif number == signal.SIGUSR1:
-            self._do(self._core.on_end_approaching("the end of this run is near (USR1)", self._now()))
-        else:
-            name = signal.Signals(number).name
-            self._do(self._core.on_leave(f"ordered to end by {name}", self._now(), ExitCode(128 + number)))
-
     def _slow_tick(self) -> None:
         """Look each second, in the background, for refusals of agents, the step's end and a higher epoch."""
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
@@ -232,12 +235,6 @@ class Loop:
         urgent = core.leaving is not None or core.ending is not None
         held_s = self._hold.follow(behind=behind, urgent=urgent)
         core.hold(self._hold.holds)
-        self._report_trouble(behind)
-        if held_s:
-            core.on_hold_over(held_s, self._now())
-        self._release()
-
-    def _report_trouble(self, behind: bool) -> None:
         trouble = self._journal.trouble
         if trouble and not self._trouble:
             self._trouble = trouble
@@ -257,6 +254,9 @@ class Loop:
             text = f"storage lost {lost} events of the journal that it had taken; they are written again"
             say(text)
             self._core.note(text, "", self._now())
+        if held_s:
+            core.on_hold_over(held_s, self._now())
+        self._release()
 
     def _check_steps(self) -> Callable[[], None]:
         starts, is_settled = self._starts, not self._starting

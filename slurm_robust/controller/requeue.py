@@ -90,49 +90,46 @@ class Requeuer:
             revives=self._revives,
         )
         with without_term():
-            self._ask(order, report, answer)
+            is_taken = is_watched = False
 
-    def _ask(self, order: RequeueRequest, report: Report, answer: Answer) -> None:
-        is_taken = is_watched = False
+            def watch() -> None:
+                nonlocal is_watched
+                if self._start_now and not is_watched:
+                    is_watched = self._watch(order, job, report)
 
-        def watch() -> None:
-            nonlocal is_watched
-            if self._start_now and not is_watched:
-                is_watched = self._watch(order, job, report)
+            def report_stage(stage: StageOutcome) -> None:
+                nonlocal is_taken
+                report(stage.stage.value, stage.ok, stage.detail)
+                if stage.ok and not is_taken:
+                    # What follows the requeue proves it, too: the answer to its own command may be lost.
+                    is_taken = True
+                    answer(SlurmAnswer(said=RequeueStatus.TAKEN))
+                    # Now, since this run may end before Slurm takes an exclusion, which a watcher repeats.
+                    watch()
 
-        def report_stage(stage: StageOutcome) -> None:
-            nonlocal is_taken
-            report(stage.stage.value, stage.ok, stage.detail)
-            if stage.ok and not is_taken:
-                # What follows the requeue proves it, too: the answer to its own command may be lost.
-                is_taken = True
-                answer(SlurmAnswer(said=RequeueStatus.TAKEN))
-                # Now, since this run may end before Slurm takes an exclusion, which a watcher repeats.
-                watch()
-
-        try:
-            job = self._slurm.job(self._job_id)
-            self._say_given_up(order, job, report)
-            outcome = carry_out(
-                self._slurm,
-                order,
-                unavailable=self._is_unavailable(job),
-                timeout_s=ORDERS_S,
-                report=report_stage,
-            )
-        except JobNotFound as error:
-            answer(SlurmAnswer(said=RequeueStatus.REFUSED, detail=str(error)))
-            return
-        except (SlurmError, CommandTimeout, OSError) as error:
-            answer(SlurmAnswer(said=RequeueStatus.NOTHING, detail=str(error)))
-            return
-        if not outcome.ok:
-            said = RequeueStatus.REFUSED if outcome.final else RequeueStatus.NOTHING
-            answer(SlurmAnswer(said=said, detail=outcome.detail))
-            return
-        watch()
-        advice = waiting_advice(outcome.job) if outcome.job is not None else ""
-        answer(SlurmAnswer(said=RequeueStatus.DONE, detail=advice))
+            try:
+                job = self._slurm.job(self._job_id)
+                self._say_given_up(order, job, report)
+                outcome = carry_out(
+                    self._slurm,
+                    order,
+                    unavailable=self._is_unavailable(job),
+                    timeout_s=ORDERS_S,
+                    report=report_stage,
+                )
+            except JobNotFound as error:
+                answer(SlurmAnswer(said=RequeueStatus.REFUSED, detail=str(error)))
+                return
+            except (SlurmError, CommandTimeout, OSError) as error:
+                answer(SlurmAnswer(said=RequeueStatus.NOTHING, detail=str(error)))
+                return
+            if not outcome.ok:
+                said = RequeueStatus.REFUSED if outcome.final else RequeueStatus.NOTHING
+                answer(SlurmAnswer(said=said, detail=outcome.detail))
+                return
+            watch()
+            advice = waiting_advice(outcome.job) if outcome.job is not None else ""
+            answer(SlurmAnswer(said=RequeueStatus.DONE, detail=advice))
 
     def _is_unavailable(self, job: SlurmJob) -> bool:
         """Return whether only a watcher can exclude nodes: the job was resized, which no slurmdbd records."""

@@ -23,7 +23,6 @@ from slurm_robust.controller.supervisor import Others, supervise
 from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.need import Need
@@ -95,7 +94,13 @@ def take_over(
     if code != ExitCode.REQUEUED:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)
-        state = _journal(others, slurm, plan)
+        # Read the journal again and again, until storage answers or the run is over
+        deadline = time.monotonic() + FINISH_S
+        while (state := others.state()) is None and time.monotonic() < deadline:
+            with suppress(*_NO_ANSWER):
+                if _batch_host(slurm, plan) is None:
+                    break
+            time.sleep(PAUSE_S)
         if state is None:
             say("storage does not say how the run ended, so the job is left as it is")
             return code
@@ -128,17 +133,6 @@ def watch(slurm: SlurmClient, plan: RunPlan, signalled: Callable[[int], None] | 
             pass  # asked again
         time.sleep(WATCH_S)
     tell(signal.SIGTERM)
-
-
-def _journal(others: Others, slurm: SlurmClient, plan: RunPlan) -> JobState | None:
-    """Read the journal, again and again until storage answers; None if it does not while the run lasts."""
-    deadline = time.monotonic() + FINISH_S
-    while (state := others.state()) is None and time.monotonic() < deadline:
-        with suppress(*_NO_ANSWER):
-            if _batch_host(slurm, plan) is None:
-                break
-        time.sleep(PAUSE_S)
-    return state
 
 
 def finish(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, code: int | None) -> None:

@@ -40,7 +40,19 @@ _WITHOUT_TORCH = frozenset({"dcgm", "health", "memory", "storage"})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tests and print what they find; 0 whatever that is."""
-    args = _parse(argv)
+    parser = argparse.ArgumentParser(prog="python -m slurm_robust.diagnostics", allow_abbrev=False)
+    parser.add_argument("programs", help=f"names with commas between them, of: {', '.join(BY_NAME)}")
+    parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    parser.add_argument("--groups", default="", help="'ADDRESS=NODE,NODE ...': nodes that run tests together")
+    parser.add_argument("--port", type=int, default=0, help="where a group meets, on its first node")
+    parser.add_argument("--nccl", type=int, default=0, help="GPUs that groups use on each node")
+    parser.add_argument("--gpus", type=int, help="GPUs of this node (default: those of the Slurm step)")
+    parser.add_argument("--storage", default="", help="folder to be tested")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds for all, once they begin")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    if unknown_names := sorted(set(args.programs.split(",")) - BY_NAME.keys()):
+        parser.error(f"there is no test {', '.join(unknown_names)}")
     programs = [BY_NAME[name] for name in args.programs.split(",")]
     # As for workers: one thread until a program wants more, so that cores are not fought for.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -129,23 +141,6 @@ def _format(answer: PartAnswer) -> str:
     found = answer.result
     status = "left out" if answer.left_out else found.outcome.value
     return f"{found.test} on {found.node}: {status} {found.text or found.value}".rstrip()
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m slurm_robust.diagnostics", allow_abbrev=False)
-    parser.add_argument("programs", help=f"names with commas between them, of: {', '.join(BY_NAME)}")
-    parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
-    parser.add_argument("--groups", default="", help="'ADDRESS=NODE,NODE ...': nodes that run tests together")
-    parser.add_argument("--port", type=int, default=0, help="where a group meets, on its first node")
-    parser.add_argument("--nccl", type=int, default=0, help="GPUs that groups use on each node")
-    parser.add_argument("--gpus", type=int, help="GPUs of this node (default: those of the Slurm step)")
-    parser.add_argument("--storage", default="", help="folder to be tested")
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds for all, once they begin")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
-    if unknown_names := sorted(set(args.programs.split(",")) - BY_NAME.keys()):
-        parser.error(f"there is no test {', '.join(unknown_names)}")
-    return args
 
 
 if __name__ == "__main__":

@@ -188,17 +188,6 @@ def stacks(
     world = job.state.world.placement.world_size
     if wrong := [rank for rank in ranks if not 0 <= rank < world]:
         raise NotLive(f"no rank {wrong[0]}", fix=f"ranks are 0 to {world - 1}", code=ExitCode.USAGE)
-    taken = _take_from(job)
-    # Read again: the generation may be younger than the first reading.
-    sample = explain(taken, job.read(), time.time())
-    wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
-    show(msgspec.structs.replace(sample, ranks=wanted), render, json=json)
-    if save is not None:
-        _save(save, msgspec.structs.replace(sample, ranks=taken.stacks))
-    return NOT_ALL if taken.silent else ExitCode.SUCCESS
-
-
-def _take_from(job: LiveJob) -> LiveStacks:
     with (
         closing(Client(job.epoch.endpoints, job.keys)) as client,
         Screen(stderr=True).status("asking the controller") as status,
@@ -213,7 +202,14 @@ def _take_from(job: LiveJob) -> LiveStacks:
         def progress(answered: int, nodes: int) -> None:
             status.update(f"stacks of {answered} of {count(nodes, 'node')}")
 
-        return take(ask_once, progress, partial(time.sleep, POLL_S))
+        taken = take(ask_once, progress, partial(time.sleep, POLL_S))
+    # Read again: the generation may be younger than the first reading.
+    sample = explain(taken, job.read(), time.time())
+    wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
+    show(msgspec.structs.replace(sample, ranks=wanted), render, json=json)
+    if save is not None:
+        _save(save, msgspec.structs.replace(sample, ranks=taken.stacks))
+    return NOT_ALL if taken.silent else ExitCode.SUCCESS
 
 
 def take(

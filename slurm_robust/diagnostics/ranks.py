@@ -67,7 +67,11 @@ def _rank(
 def _meet(
     ranks: Ranks, rank: int, body: Callable[[int, torch.device], Measurement], timeout_s: float
 ) -> Measurement:
-    _choose_interface(ranks)
+    # Have gloo use the way to the others; by itself it takes what the node's own name resolves to
+    own = local_address(ranks.address, ranks.port or 1)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == own for one in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     device = torch.device("cuda", rank - ranks.first) if ranks.on_gpus else torch.device("cpu")
     torch.set_num_threads(1)
     if ranks.on_gpus:
@@ -83,14 +87,6 @@ def _meet(
     # No rank may leave while another one still receives from it. No orderly end: the process ends now.
     dist.barrier()
     return found
-
-
-def _choose_interface(ranks: Ranks) -> None:
-    """Have gloo use the way to the others; by itself it takes what the node's own name resolves to."""
-    own = local_address(ranks.address, ranks.port or 1)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == own for one in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def pattern(source: int, target: int, words: int, device: torch.device) -> torch.Tensor:

@@ -184,7 +184,10 @@ class _DiagnosticRun:
         while time.monotonic() < deadline and not self._stopped.wait(_POLL_S):
             ended = launched.ended()
             for line in launched.lines():
-                answer = _decoded(line)
+                try:
+                    answer = msgspec.json.decode(line, type=PartAnswer)
+                except (ValueError, RecursionError):
+                    answer = None  # a message of srun, or of a library
                 if answer is None:
                     others.append(line.strip())
                     continue
@@ -192,20 +195,10 @@ class _DiagnosticRun:
                 if not missing:
                     # Parts that have said all end by themselves, which is cheaper than ending them.
                     deadline = min(deadline, time.monotonic() + _LEAVE_S)
-                self._report_answer(answer)
+                found = answer.result
+                if found.outcome is not Outcome.PASS:
+                    status = "left out" if answer.left_out else found.outcome.value
+                    self._report(f"{found.node}: {found.test} {status}: {found.text}")
                 yield answer
             if ended:
                 return
-
-    def _report_answer(self, answer: PartAnswer) -> None:
-        found = answer.result
-        if found.outcome is not Outcome.PASS:
-            status = "left out" if answer.left_out else found.outcome.value
-            self._report(f"{found.node}: {found.test} {status}: {found.text}")
-
-
-def _decoded(line: str) -> PartAnswer | None:
-    try:
-        return msgspec.json.decode(line, type=PartAnswer)
-    except (ValueError, RecursionError):
-        return None  # a message of srun, or of a library

@@ -193,7 +193,18 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
         here[copy.checkpoint][copy.tier.value].append(copy.rank)
     present = track(list(job.store.present()), "listing", "checkpoints")
     stored = {ref: _stored(job.store, ref, now) for ref in present}
-    notes = _notes(job.events)
+    # What the journal says of each checkpoint, in its order
+    notes: dict[CheckpointId, list[str]] = defaultdict(list)
+    for event in job.events:
+        if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed_step >= 0:
+            sealed = CheckpointId(step=event.sealed_step, generation=event.generation)
+            notes[sealed].append("sealed")
+        elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:
+            tiers = restore.format_tiers(event.tiers)
+            where = f" from {tiers}" if event.tiers else ""
+            notes[event.restore].append(f"restored for generation {event.generation}{where}")
+        elif isinstance(event, ev.CheckpointBanned):
+            notes[event.checkpoint].append(f"passed over: {event.reason}")
     plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
     latest = job.store.latest()
     state = job.state
@@ -412,19 +423,3 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} s"
-
-
-def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointId, list[str]]:
-    """Return what the journal says of each checkpoint, in its order."""
-    found: dict[CheckpointId, list[str]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed_step >= 0:
-            sealed = CheckpointId(step=event.sealed_step, generation=event.generation)
-            found[sealed].append("sealed")
-        elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:
-            tiers = restore.format_tiers(event.tiers)
-            where = f" from {tiers}" if event.tiers else ""
-            found[event.restore].append(f"restored for generation {event.generation}{where}")
-        elif isinstance(event, ev.CheckpointBanned):
-            found[event.checkpoint].append(f"passed over: {event.reason}")
-    return found

@@ -206,7 +206,14 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
     present = sorted(store.present())
     whole = set(store.complete())
     complete = tuple(ref for ref in reversed(present) if ref in whole)
-    keep, keep_every = _kept(directory)
+    # How many the job keeps, and after how many steps one for good; else the defaults
+    keep, keep_every = 2, None
+    try:
+        keep = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec).copies.keep
+        plan = msgspec.json.decode((directory.path / "plan.json").read_bytes(), type=_Plan)
+        keep_every = plan.config.checkpoint.keep_every
+    except (OSError, *UNREADABLE):
+        pass  # an old folder, or a copy of the journal alone
     ended = state.ended if state.ended is not None and state.ended.final else None
     world = state.world
     open_ = {*world.unsealed, *((world.generation,) if world.running else ())}
@@ -241,18 +248,6 @@ class _Config(Record):
 
 class _Plan(Record):
     config: _Config = _Config()
-
-
-def _kept(directory: JobDirectory) -> tuple[int, int | None]:
-    """Return how many the job keeps, and after how many steps one for good; else the defaults."""
-    keep, keep_every = 2, None
-    try:
-        keep = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec).copies.keep
-        plan = msgspec.json.decode((directory.path / "plan.json").read_bytes(), type=_Plan)
-        keep_every = plan.config.checkpoint.keep_every
-    except (OSError, *UNREADABLE):
-        pass  # an old folder, or a copy of the journal alone
-    return keep, keep_every
 
 
 def chosen(shelf: Shelf, steps: Sequence[str]) -> tuple[CheckpointId, ...]:

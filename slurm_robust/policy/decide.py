@@ -61,9 +61,7 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
     )
 
 
-def at_the_end(
-    state: JobState, reason: str, now: float, rules: Rules, *, warned: bool = False
-) -> Requeue | GiveUp:
+def at_the_end(state: JobState, reason: str, now: float, rules: Rules, *, warned: bool) -> Requeue | GiveUp:
     """Decide what to do if this run of the Slurm job ends for ``reason`` and training is not done.
 
     ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).

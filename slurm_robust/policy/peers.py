@@ -79,7 +79,12 @@ class _Candidates:
 
     def __iter__(self) -> Iterator[int]:
         if self._least is None:
-            self._least = self._find_least()
+            least = self._cost(next(self._others()))
+            for cost in map(self._cost, self._others()):
+                least = min(least, cost)
+                if least == (0, False):
+                    break
+            self._least = least
         return (other for other in self._others() if self._cost(other) == self._least)
 
     def _others(self) -> Iterator[int]:
@@ -91,14 +96,6 @@ class _Candidates:
     def _cost(self, other: int) -> tuple[int, bool]:
         near = bool(self._switches) and self._switches[other] == self._switches[self._slot]
         return self._links.between(self._slot, other), near
-
-    def _find_least(self) -> tuple[int, bool]:
-        least = self._cost(next(self._others()))
-        for cost in map(self._cost, self._others()):
-            least = min(least, cost)
-            if least == (0, False):
-                break
-        return least
 
 
 def _match(candidates: Sequence[Iterable[int]], load: int) -> tuple[int, ...] | None:

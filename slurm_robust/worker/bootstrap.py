@@ -55,7 +55,15 @@ def become_worker(
     """
     code = 1
     try:
-        _separate(worker, zygote, blocked)
+        os.setpgid(0, 0)
+        process.die_with_parent(zygote)
+        process.set_title(worker.rank)
+        process.prefer_for_oom()
+        process.bind(worker.cpus, worker.memory_node)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         dump.allow_tracing(agent)
         if _enter_environment(spawn, worker):
             if spawn.command_kind is CommandKind.EXEC:
@@ -63,25 +71,21 @@ def become_worker(
             elif is_fit:
                 code = run(spawn, worker, listener)
             else:
-                _start_afresh(spawn, worker, agent, listener)
+                # Do the rest in a new interpreter (worker/fresh.py).
+                descriptor = os.memfd_create("worker", 0)
+                order = spawning.encode(structs.replace(spawn, workers=(worker,)))
+                os.write(descriptor, order)
+                arguments = ["-m", "slurm_robust.worker.fresh", str(descriptor), str(agent)]
+                if listener is not None:
+                    os.set_inheritable(listener, True)
+                    arguments.append(str(listener))
+                os.execv(sys.executable, [sys.executable, *arguments])
     except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes unreported
         if crash.collect(worker.error) is None:
             leave_error(error, spawn, worker)
     finally:
         # Not sys.exit: the interpreter's teardown belongs to the zygote, and torch's sometimes aborts.
         os._exit(code)
-
-
-def _separate(worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> None:
-    os.setpgid(0, 0)
-    process.die_with_parent(zygote)
-    process.set_title(worker.rank)
-    process.prefer_for_oom()
-    process.bind(worker.cpus, worker.memory_node)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
@@ -95,7 +99,14 @@ def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
     try:
         for path, target in ((worker.out, 1), (worker.err, 2)):
             place = path
-            descriptor = _open_log(path)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            try:
+                descriptor = os.open(path, flags, 0o640)
+            except FileNotFoundError:
+                # The agent, which makes the folder for all ranks of the node, is not so far yet.
+                job = os.environ.get(JOB_DIR)
+                make_folder(Path(path).parent, below=Path(job) if job else None)
+                descriptor = os.open(path, flags, 0o640)
             os.dup2(descriptor, target)
             os.close(descriptor)
         place = spawn.cwd
@@ -107,17 +118,6 @@ def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
         return False
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return True
-
-
-def _open_log(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    try:
-        return os.open(path, flags, 0o640)
-    except FileNotFoundError:
-        # The agent, which makes the folder for all ranks of the node, is not so far yet.
-        job = os.environ.get(JOB_DIR)
-        make_folder(Path(path).parent, below=Path(job) if job else None)
-        return os.open(path, flags, 0o640)
 
 
 def _execute(spawn: Spawn, worker: WorkerSpec) -> int:
@@ -134,25 +134,24 @@ def _execute(spawn: Spawn, worker: WorkerSpec) -> int:
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-def _start_afresh(spawn: Spawn, worker: WorkerSpec, agent: int, listener: int | None) -> NoReturn:
-    """Do the rest in a new interpreter: :mod:`slurm_robust.worker.fresh`. Raises ``OSError``."""
-    descriptor = os.memfd_create("worker", 0)
-    order = spawning.encode(structs.replace(spawn, workers=(worker,)))
-    os.write(descriptor, order)
-    arguments = ["-m", "slurm_robust.worker.fresh", str(descriptor), str(agent)]
-    if listener is not None:
-        os.set_inheritable(listener, True)
-        arguments.append(str(listener))
-    os.execv(sys.executable, [sys.executable, *arguments])
-
-
 def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     """Run the script with all that Python does after its last line; gives the exit code."""
-    _renew_entropy()
+    # A fork gets its own randomness wherever a fresh process would draw it. Python's random renews itself
+    # after a fork. torch's CPU generator and NumPy's would otherwise be those of the zygote, the same on
+    # all ranks, if anything imported there has used them.
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
     if entry is not None:
         sys.path[0] = entry
-    imports = _record_imports(spawn, worker)
+    imports = None
+    if worker.modules:
+        own = spawn.command[0].partition(".")[0] if spawn.command_kind is CommandKind.MODULE else ""
+        imports = ImportRecorder(worker.modules, own)
+        imports.begin()
     follow(worker.record, imports.leave if imports is not None else None)
     dump.prepare(worker.record)
     if listener is not None:
@@ -196,7 +195,11 @@ def _finish(code: int, record: str) -> int:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         if code == 0:
-            _show_returned(record)
+            # Show that the script has returned: a library that aborts while it is taken down costs nothing
+            with contextlib.suppress(OSError, RecordError):
+                steps = StepRecord.open(record)
+                steps.set_phase(RankPhase(name=RETURNED, begin=time.monotonic()))
+                steps.close()
         atexit._run_exitfuncs()
     except BaseException as error:  # noqa: BLE001 - as in Python, too late to change the exit code
         crash.show(error, error.__traceback__)
@@ -207,14 +210,6 @@ def _finish(code: int, record: str) -> int:
         except Exception:  # noqa: BLE001 - a full disk, or a stream object of the script's own
             code = code or _FLUSH_FAILED
     return code
-
-
-def _show_returned(record: str) -> None:
-    """Show that the script has returned: a library that aborts while it is taken down costs nothing then."""
-    with contextlib.suppress(OSError, RecordError):
-        steps = StepRecord.open(record)
-        steps.set_phase(RankPhase(name=RETURNED, begin=time.monotonic()))
-        steps.close()
 
 
 def _exit_code(error: BaseException | None) -> int:
@@ -230,29 +225,6 @@ def _exit_code(error: BaseException | None) -> int:
     return 1
 
 
-def _renew_entropy() -> None:
-    """Give this fork its own randomness wherever a fresh process would draw it.
-
-    Python's ``random`` renews itself after a fork. torch's CPU generator and NumPy's would otherwise be
-    those of the zygote, the same on all ranks, if anything imported there has used them.
-    """
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        numpy.random.seed()
-    if torch is not None:
-        torch.default_generator.seed()
-
-
-def _record_imports(spawn: Spawn, worker: WorkerSpec) -> ImportRecorder | None:
-    """Note what the script imports, if that is wanted."""
-    if not worker.modules:
-        return None
-    own = spawn.command[0].partition(".")[0] if spawn.command_kind is CommandKind.MODULE else ""
-    imports = ImportRecorder(worker.modules, own)
-    imports.begin()
-    return imports
-
-
 def follow(record: str, on_step: Callable[[], None] | None = None) -> None:
     """Have the step record show how far the script is, whether it uses our API or not.
 
@@ -265,25 +237,20 @@ def follow(record: str, on_step: Callable[[], None] | None = None) -> None:
         print(f"slurm_robust: steps are not counted: {error}", file=sys.stderr)
         return
     if "torch" in sys.modules:
-        _count_optimizer_steps(steps, on_step)
+
+        def count() -> None:
+            nonlocal on_step
+            if on_step is not None:
+                first, on_step = on_step, None
+                first()
+            try:
+                steps.count_optimizer_step()
+            except Exception:  # noqa: BLE001 - nothing here may end weeks of training
+                pass
+
+        optimizer_steps.call_after_each(count)
         _mark_process_group(steps)
     steps.mark(Mark.SCRIPT)
-
-
-def _count_optimizer_steps(steps: StepRecord, on_step: Callable[[], None] | None) -> None:
-    """Count every ``step()`` of every torch optimizer of this process."""
-
-    def count() -> None:
-        nonlocal on_step
-        if on_step is not None:
-            first, on_step = on_step, None
-            first()
-        try:
-            steps.count_optimizer_step()
-        except Exception:  # noqa: BLE001 - nothing here may end weeks of training
-            pass
-
-    optimizer_steps.call_after_each(count)
 
 
 def _mark_process_group(steps: StepRecord) -> None:

@@ -47,7 +47,10 @@ def prepare(record: str) -> None:
     signal would kill a process without it.
     """
     try:
-        _handle_signal(Path(record).with_suffix(STACKS_SUFFIX))
+        file = Path(record).with_suffix(STACKS_SUFFIX)
+        # Appending, so that the agent can empty it before it asks; forked children share it.
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True, chain=False)
         _serve_recorder(Path(record).with_suffix(RECORDER_SUFFIX))
     except Exception as error:  # noqa: BLE001 - training comes first
         print(f"slurm_robust: a hang of this rank will leave less evidence: {error}", file=sys.stderr)
@@ -57,12 +60,6 @@ def prepare(record: str) -> None:
 def _libc() -> ctypes.CDLL:
     # Once, ahead of all forks: another thread may hold the loader's lock when one happens.
     return ctypes.CDLL(None)
-
-
-def _handle_signal(file: Path) -> None:
-    # Appending, so that the agent can empty it before it asks; forked children share it.
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
 def _serve_recorder(path: Path) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,7 +114,10 @@ class ImageReader:
         pause, began = threading.Event(), time.monotonic()
         while True:
             for tier in self._tiers:
-                path = _found(tier, rank, checkpoint)
+                try:
+                    path = tier.find(rank, checkpoint)
+                except OSError:
+                    path = None  # no disk, or a folder of another user
                 if path is None:
                     continue
                 try:
@@ -172,13 +174,6 @@ class ImageReader:
         return PartHeader.of(
             checkpoint, rank, run_id=own.run_id, layout=own.layout, world_size=self._world_size
         )
-
-
-def _found(tier: NodeTier, rank: int, checkpoint: CheckpointId) -> Path | None:
-    try:
-        return tier.find(rank, checkpoint)
-    except OSError:
-        return None  # no disk, or a folder of another user
 
 
 @contextmanager

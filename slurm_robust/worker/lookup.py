@@ -41,7 +41,18 @@ def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | 
         return None if _find(name.partition(".")[0], cwd) else _no_module(name, cwd)
     if kind is CommandKind.SCRIPT:
         return None if mode_of(Path(cwd, name)) != 0 else _not_found("script", Path(cwd, name))
-    return _missing_program(name, Path(cwd, name) if os.path.dirname(name) else None)
+    path = Path(cwd, name) if os.path.dirname(name) else None
+    if shutil.which(path or name):
+        return None
+    if path is None:
+        text = f"program not found: {name} is in no folder of PATH ({os.environ.get('PATH', '')})"
+        return Missing(text=text, fix="give its path, or load its environment in the batch script")
+    mode = mode_of(path)
+    if mode is None:
+        return None
+    if stat.S_ISREG(mode):
+        return Missing(text=f"program not executable: {path}", fix=f"chmod +x {path}")
+    return _not_found("program", path)
 
 
 def mode_of(path: Path) -> int | None:
@@ -62,20 +73,6 @@ def missing_module(name: str, cwd: str) -> Missing | None:
     except OSError:
         return None  # the workers' own error will say more
     return _no_module(name, cwd) if done.code == NOT_THERE else None
-
-
-def _missing_program(name: str, path: Path | None) -> Missing | None:
-    if shutil.which(path or name):
-        return None
-    if path is None:
-        text = f"program not found: {name} is in no folder of PATH ({os.environ.get('PATH', '')})"
-        return Missing(text=text, fix="give its path, or load its environment in the batch script")
-    mode = mode_of(path)
-    if mode is None:
-        return None
-    if stat.S_ISREG(mode):
-        return Missing(text=f"program not executable: {path}", fix=f"chmod +x {path}")
-    return _not_found("program", path)
 
 
 def _not_found(what: str, path: Path) -> Missing:

@@ -20,14 +20,14 @@ MAX_S = 2.0
 _PAUSE_S = 0.005
 
 
-def end_orphans(kept: Collection[int] = (), most_s: float = MAX_S) -> tuple[int, ...]:
+def end_orphans(kept: Collection[int] = ()) -> tuple[int, ...]:
     """Kill all adopted children of this process, and what these leave behind; returns their process ids.
 
     Left are ``kept`` (children of imports) and what is in this process's own group. Takes a few
-    milliseconds, ``most_s`` seconds at most.
+    milliseconds, :data:`MAX_S` at most.
     """
     ended: dict[int, None] = {}
-    until = time.monotonic() + most_s
+    until = time.monotonic() + MAX_S
     while True:
         found = _orphans(kept)
         for pid in found:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -94,7 +94,34 @@ def main() -> None:
     os.nice(NICENESS)
     code = 1
     try:
-        code = _rehearse(task)
+        os.chdir(task.cwd)
+        # At the place of workers, which do not have this temporary folder.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{_user()}")
+        made = folders(task, os.environ)
+        for folder in made:
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError:
+                continue  # the script may not need it
+        allowed = (*made, *_ALWAYS, *(os.path.expanduser(f"~/{name}") for name in _HOME_CACHES))
+        os.environ["TMPDIR"] = tempfile.tempdir = task.scratch
+        os.environ.update(_TRACKERS, MLFLOW_TRACKING_URI=f"file://{task.scratch}/mlflow")
+        sys.dont_write_bytecode = True
+        Diversion(allowed, f"{task.scratch}/diverted").begin()
+        confine_changes(allowed)
+        trial.enter(task.kind, task.command)
+        pretend_world()
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            if done == task.steps:
+                trial.leave("rehearsal")
+
+        optimizer_steps.call_after_each(count)
+        script.run(task.kind, task.command)
+        code = 0
     except (NoFakeGroup, NoLandlock) as error:
         crash.leave(WorkerError(type=type(error).__name__, message=str(error)), task.error)
         code = IMPOSSIBLE
@@ -104,34 +131,6 @@ def main() -> None:
         trial.end(code)
 
 
-def _rehearse(task: DryRunTask) -> int:
-    os.chdir(task.cwd)
-    _prepare_files(task, os.environ)
-    trial.enter(task.kind, task.command)
-    pretend_world()
-    _end_after(task.steps)
-    script.run(task.kind, task.command)
-    return 0
-
-
-def _prepare_files(task: DryRunTask, environ: MutableMapping[str, str]) -> None:
-    """Keep what it writes in places that do not count."""
-    # At the place of workers, which do not have this temporary folder.
-    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{_user()}")
-    made = folders(task, environ)
-    for folder in made:
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError:
-            continue  # the script may not need it
-    allowed = (*made, *_ALWAYS, *(os.path.expanduser(f"~/{name}") for name in _HOME_CACHES))
-    environ["TMPDIR"] = tempfile.tempdir = task.scratch
-    environ.update(_TRACKERS, MLFLOW_TRACKING_URI=f"file://{task.scratch}/mlflow")
-    sys.dont_write_bytecode = True
-    Diversion(allowed, f"{task.scratch}/diverted").begin()
-    confine_changes(allowed)
-
-
 def _user() -> str:
     """Return the user as torch names the folder."""
     try:
@@ -139,19 +138,6 @@ def _user() -> str:
     except (KeyError, OSError):
         name = f"uid_{os.getuid()}"
     return re.sub(r'[\\/:*?"<>|]', "_", name)
-
-
-def _end_after(steps: int) -> None:
-    """End this process after ``steps`` steps of torch's optimizers."""
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        if done == steps:
-            trial.leave("rehearsal")
-
-    optimizer_steps.call_after_each(count)
 
 
 def _report(error: BaseException, task: DryRunTask) -> int:

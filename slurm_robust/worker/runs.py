@@ -157,7 +157,12 @@ class ManagedRun:
         """Take a snapshot in memory, and write this rank's part to storage if the controller asks for it."""
         try:
             if self._due_in_memory(step):
-                self._take(step, training)
+                if self._memory is None:
+                    self._memory = self._snapshotter()
+                try:
+                    self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
+                finally:
+                    self._is_unaccounted = True
         finally:
             # Asked again: the first snapshot may have found that there is no memory for any.
             if self._due_on_storage(step):
@@ -196,14 +201,6 @@ class ManagedRun:
             return True
         # A rank without snapshots writes itself what the agents of others write for them.
         return not self._uses_memory() and ((step + 1) % self._every == 0 or step == self._record.flush)
-
-    def _take(self, step: int, training: Training) -> None:
-        if self._memory is None:
-            self._memory = self._snapshotter()
-        try:
-            self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
-        finally:
-            self._is_unaccounted = True
 
     def _snapshotter(self) -> Snapshotter:
         environment = self._environment
@@ -272,7 +269,21 @@ class OwnFolder:
         for number in range(_from_rank_0(len(refs))):
             mine = refs[number] if self._rank == 0 else CheckpointId(generation=0, step=0)
             checkpoint = CheckpointId(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
-            snapshot = self._try(checkpoint, tuple(training.entries))
+            entries = tuple(training.entries)
+            assert self._tier is not None
+            failure: Exception | None = None
+            snapshot = None
+            try:
+                snapshot = self._tier.load(checkpoint, entries)
+            except _UNUSABLE as error:
+                # This rank cannot use its files, as all must know.
+                _log.warning("checkpoint %s is passed over: %s", checkpoint, error)
+            except (CheckpointError, OSError) as error:
+                failure = error
+            if not _on_all_ranks(failure is None):
+                raise failure or WrongUse(
+                    f"another rank cannot take checkpoint {checkpoint}: its own message says why"
+                )
             if _on_all_ranks(snapshot is not None) and snapshot is not None:
                 return checkpoint.step, snapshot
         return None
@@ -304,23 +315,6 @@ class OwnFolder:
 
     def close(self) -> None:
         """Do nothing: nothing is held open."""
-
-    def _try(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot | None:
-        """Return the state at ``checkpoint``; None if this rank cannot use its files, as all must know."""
-        assert self._tier is not None
-        failure: Exception | None = None
-        snapshot = None
-        try:
-            snapshot = self._tier.load(checkpoint, entries)
-        except _UNUSABLE as error:
-            _log.warning("checkpoint %s is passed over: %s", checkpoint, error)
-        except (CheckpointError, OSError) as error:
-            failure = error
-        if not _on_all_ranks(failure is None):
-            raise failure or WrongUse(
-                f"another rank cannot take checkpoint {checkpoint}: its own message says why"
-            )
-        return snapshot
 
 
 class TrialRun:

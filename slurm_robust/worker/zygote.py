@@ -122,7 +122,9 @@ class Zygote:
         except (BrokenPipeError, ConnectionResetError):
             return  # the agent died while we sent it something
         finally:
-            self._kill_all()
+            for pid in self._children:
+                signal_group(pid, signal.SIGKILL)
+            end_orphans()
 
     def _obey(self, message: spawning.ToZygote, passed: list[int]) -> bool:
         match message:
@@ -132,9 +134,20 @@ class Zygote:
                 for worker in message.workers:
                     self._fork(message, worker, passed)
             case Serve():
-                self._fork_writer(passed)
+                # Fork a storage writer. Its end, or that there is none, shows at the socket.
+                try:
+                    if passed and os.fork() == 0:
+                        self._forget_parent()
+                        flush.serve_on(passed[0])
+                except OSError:
+                    pass
             case Sweep():
-                self._sweep()
+                for pid in [pid for pid, child in self._children.items() if child.ended]:
+                    signal_group(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    del self._children[pid]
+                if not self._children:  # else it is not known whose they are
+                    end_orphans(self._helpers)
         for descriptor in passed:
             os.close(descriptor)
         return True
@@ -185,15 +198,6 @@ class Zygote:
         self._children[pid] = _Child(spawn.generation, worker)
         self._send(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
 
-    def _fork_writer(self, passed: list[int]) -> None:
-        """Fork a storage writer. Its end, or that there is none, shows at the socket."""
-        try:
-            if passed and os.fork() == 0:
-                self._forget_parent()
-                flush.serve_on(passed[0])
-        except OSError:
-            pass
-
     def _forget_parent(self) -> None:
         signal.set_wakeup_fd(-1)
         self._channel.close()
@@ -221,19 +225,6 @@ class Zygote:
                     error=crash.collect(child.worker.error),
                 )
             )
-
-    def _sweep(self) -> None:
-        for pid in [pid for pid, child in self._children.items() if child.ended]:
-            signal_group(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            del self._children[pid]
-        if not self._children:  # else it is not known whose they are
-            end_orphans(self._helpers)
-
-    def _kill_all(self) -> None:
-        for pid in self._children:
-            signal_group(pid, signal.SIGKILL)
-        end_orphans()
 
     def _send(self, message: FromZygote) -> None:
         self._channel.send(spawning.encode(message))

@@ -220,18 +220,15 @@ class Entrance:
             self._turn_away(stranger, str(error))
             return
         if stranger.handshake.is_proven:
-            self._welcome(stranger)
-
-    def _welcome(self, stranger: _Stranger) -> None:
-        self._poll.unregister(stranger.connection)
-        self._waiting.remove(stranger)
-        self._waiting.agents.add(stranger.address)
-        try:
-            channel = CopyChannel.proven(stranger.connection)
-        except OSError:
-            stranger.connection.close()  # gone meanwhile
-            return
-        self._let_in(channel, stranger.address)
+            self._poll.unregister(stranger.connection)
+            self._waiting.remove(stranger)
+            self._waiting.agents.add(stranger.address)
+            try:
+                channel = CopyChannel.proven(stranger.connection)
+            except OSError:
+                stranger.connection.close()  # gone meanwhile
+                return
+            self._let_in(channel, stranger.address)
 
     def _turn_away(self, stranger: _Stranger, why: str) -> None:
         self._shut(stranger)

@@ -321,33 +321,32 @@ class Flusher:
             task = "copies snapshots to this node's disk"
             copier = self._notes.start_thread("local", task, partial(self._copy, held))
             try:
-                self._write(wanted, held)
+                order = FlushOrder(
+                    images=wanted.images(held),
+                    checkpoint=wanted.checkpoint,
+                    world_size=wanted.world_size,
+                    places=self._places,
+                    job_dir=self._job_dir,
+                    run_id=self._run_id,
+                    layout=wanted.layout,
+                    anew=dict(wanted.anew),
+                )
+                error = self._writer.write(order)
+                if error:
+                    self.failed = wanted, error
+                    self._notes.say(
+                        "flush",
+                        f"step {wanted.checkpoint.step} could not be put on storage: {error}",
+                        _NOTE_EVERY_S,
+                    )
+                else:
+                    self.done = wanted
             finally:
                 self._end(wanted)
                 if copier is not None:
                     copier.join()
                 for image in held:
                     image.close()
-
-    def _write(self, wanted: FlushRequest, held: list[Image]) -> None:
-        order = FlushOrder(
-            images=wanted.images(held),
-            checkpoint=wanted.checkpoint,
-            world_size=wanted.world_size,
-            places=self._places,
-            job_dir=self._job_dir,
-            run_id=self._run_id,
-            layout=wanted.layout,
-            anew=dict(wanted.anew),
-        )
-        error = self._writer.write(order)
-        if error:
-            self.failed = wanted, error
-            self._notes.say(
-                "flush", f"step {wanted.checkpoint.step} could not be put on storage: {error}", _NOTE_EVERY_S
-            )
-        else:
-            self.done = wanted
 
     def _copy(self, held: list[Image]) -> None:
         for tier in self._kept:

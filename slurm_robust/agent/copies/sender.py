@@ -11,7 +11,7 @@ from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import CheckpointId, Peer
-from slurm_robust.wire.copychannel import ChannelError, CopyAnswer, CopyChannel, CopyVerdict, Put
+from slurm_robust.wire.copychannel import ChannelError, CopyChannel, CopyVerdict, Put
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
@@ -169,7 +169,18 @@ class PeerSender:
                 checkpoint=header.checkpoint,
                 total=opened.nbytes,
             )
-            answer, sent = self._put(put, opened.fileno)
+            channel = self._channel
+            if channel is None:
+                address, port = self._peer.address, self._peer.port
+                self._channel = channel = CopyChannel.connect(address, port, self._key)
+                if self._stopped.is_set():
+                    raise ChannelError("it is over")
+            channel.send(put)
+            answer = channel.answer(put.total)
+            sent = answer.verdict is CopyVerdict.GO
+            if sent:
+                channel.send_file(opened.fileno, put.total, self._wait_turn, self._pace.piece)
+                answer = channel.answer(put.total)
         finally:
             opened.close()
         if answer.verdict is not CopyVerdict.REFUSED:
@@ -185,22 +196,6 @@ class PeerSender:
         )
         # One that was damaged on the way, or is so here, is given up: the next one may be better.
         return 0.0 if sent else _REFUSED_RETRY_S
-
-    def _put(self, put: Put, file: int) -> tuple[CopyAnswer, bool]:
-        """Return the last answer, and whether the image was sent."""
-        channel = self._channel or self._connect()
-        channel.send(put)
-        answer = channel.answer(put.total)
-        if answer.verdict is not CopyVerdict.GO:
-            return answer, False
-        channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
-        return channel.answer(put.total), True
-
-    def _connect(self) -> CopyChannel:
-        self._channel = channel = CopyChannel.connect(self._peer.address, self._peer.port, self._key)
-        if self._stopped.is_set():
-            raise ChannelError("it is over")
-        return channel
 
     def _hang_up(self) -> None:
         channel, self._channel = self._channel, None

@@ -15,7 +15,7 @@ from pathlib import Path
 from slurm_robust.agent.copies.entrance import Entrance
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
-from slurm_robust.checkpoint.image import PAGE, Buffer, BufferInUse, Image, read_header
+from slurm_robust.checkpoint.image import PAGE, Buffer, BufferInUse, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.tiers import NodeTiers
 from slurm_robust.model.copies import CheckpointId
@@ -94,15 +94,29 @@ class CopyServer:
         if request.run_id != self._run_id:
             channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=f"this is run {self._run_id}"))
         elif isinstance(request, Put):
-            self._on_put(channel, request)
+            answer = self._welcome(request) or self._buffers.answer(request)
+            if answer.verdict is CopyVerdict.GO:
+                answer = self._buffers.take_in(request, channel)
+            channel.send(answer)
         else:
-            self._on_get(channel, request)
-
-    def _on_put(self, channel: CopyChannel, put: Put) -> None:
-        answer = self._welcome(put) or self._buffers.answer(put)
-        if answer.verdict is CopyVerdict.GO:
-            answer = self._buffers.take_in(put, channel)
-        channel.send(answer)
+            try:
+                image = self._parts.open(request.rank, request.checkpoint)
+            except (CheckpointError, OSError) as error:
+                channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
+                return
+            try:
+                channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.nbytes))
+                if channel.answer(image.nbytes).verdict is not CopyVerdict.GO:
+                    return  # it has no memory for it
+                channel.send_file(image.fileno, image.nbytes, None)
+                if channel.answer(image.nbytes).verdict is CopyVerdict.REFUSED:
+                    try:
+                        image.verify()
+                    except CorruptPart as error:
+                        image.path.unlink(missing_ok=True)
+                        self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
+            finally:
+                image.close()
 
     def _welcome(self, put: Put) -> CopyAnswer | None:
         """Return the refusal of what does not belong to the generation that runs here.
@@ -116,29 +130,6 @@ class CopyServer:
             reason = f"generation {put.launch} does not run here, {self.launch or 'none'} does"
             return CopyAnswer(verdict=CopyVerdict.REFUSED, reason=reason, later=put.launch > self.launch)
         return None
-
-    def _on_get(self, channel: CopyChannel, get: Get) -> None:
-        try:
-            image = self._parts.open(get.rank, get.checkpoint)
-        except (CheckpointError, OSError) as error:
-            channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
-            return
-        try:
-            channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.nbytes))
-            if channel.answer(image.nbytes).verdict is not CopyVerdict.GO:
-                return  # it has no memory for it
-            channel.send_file(image.fileno, image.nbytes, None)
-            if channel.answer(image.nbytes).verdict is CopyVerdict.REFUSED:
-                self._remove_if_damaged(image)
-        finally:
-            image.close()
-
-    def _remove_if_damaged(self, image: Image) -> None:
-        try:
-            image.verify()
-        except CorruptPart as error:
-            image.path.unlink(missing_ok=True)
-            self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
 
 
 # Beyond this the image that comes in leaves the node's other users too little of its memory.
@@ -203,23 +194,20 @@ class PeerBuffers:
         try:
             channel.send(CopyAnswer(verdict=CopyVerdict.GO))
             channel.receive_into(view)
-            return self._adopt(buffer, put)
+            try:
+                header = buffer.adopt()
+            except CheckpointError as error:
+                buffer.discard()
+                return _refused(f"what arrived is damaged: {error}")
+            if (header.run_id, header.rank, header.checkpoint) != (put.run_id, put.rank, put.checkpoint):
+                buffer.path.unlink(missing_ok=True)
+                return _refused("what arrived is not what was announced")
+            return CopyAnswer(verdict=CopyVerdict.GO)
         except BaseException:
             buffer.discard()
             raise
         finally:
             view.release()
-
-    def _adopt(self, buffer: Buffer, put: Put) -> CopyAnswer:
-        try:
-            header = buffer.adopt()
-        except CheckpointError as error:
-            buffer.discard()
-            return _refused(f"what arrived is damaged: {error}")
-        if (header.run_id, header.rank, header.checkpoint) != (put.run_id, put.rank, put.checkpoint):
-            buffer.path.unlink(missing_ok=True)
-            return _refused("what arrived is not what was announced")
-        return CopyAnswer(verdict=CopyVerdict.GO)
 
     def _victim(self, put: Put) -> Path:
         """Choose the buffer: an empty one, else what the running generation cannot use, else the older."""

@@ -162,7 +162,12 @@ class CopyService:
         """Return what a heartbeat reports of copies now."""
         if self._here is None:
             return NO_COPIES
-        self._read_plans(self._here)
+        # Read what workers found out about the node's memory: how many copies of other nodes it can take
+        plans = read_plans(self._here.parts.memory.path)
+        if plans:
+            self._here.buffers.number = min(plan.peer_buffers for plan in plans)
+            for reason in {plan.reason for plan in plans if plan.reason}:
+                self._notes.say(f"plan {self._here.buffers.number}", f"memory for snapshots: {reason}")
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
         saved = self._saved()
@@ -320,14 +325,6 @@ class CopyService:
         if remove:
             for path in self._here.parts.paths:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _read_plans(self, here: _Here) -> None:
-        """Read what workers found out about the node's memory: how many copies of other nodes it can take."""
-        plans = read_plans(here.parts.memory.path)
-        if plans:
-            here.buffers.number = min(plan.peer_buffers for plan in plans)
-            for reason in {plan.reason for plan in plans if plan.reason}:
-                self._notes.say(f"plan {here.buffers.number}", f"memory for snapshots: {reason}")
 
     # -- helpers -----------------------------------------------------------------------------------
 

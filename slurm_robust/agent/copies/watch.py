@@ -151,7 +151,12 @@ class SnapshotWatch:
         if waiting and self._restored is not None:
             self._offer_restored(waiting, self._restored)
         self._on_images(current)
-        self._note_step(max((i.header.step for i in current), default=-1))
+        step = max((i.header.step for i in current), default=-1)
+        if step > self._step:
+            now = time.monotonic()
+            if self._step >= 0:
+                self._step_s = (now - self._step_seen) / (step - self._step)
+            self._step, self._step_seen = step, now
         if self._newer:
             self._tidy(images, current)
 
@@ -164,13 +169,6 @@ class SnapshotWatch:
         for image in self._folder.images():
             if image.checkpoint == checkpoint and image.header.rank in senders:
                 senders[image.header.rank].offer(image)
-
-    def _note_step(self, step: int) -> None:
-        if step > self._step:
-            now = time.monotonic()
-            if self._step >= 0:
-                self._step_s = (now - self._step_seen) / (step - self._step)
-            self._step, self._step_seen = step, now
 
     def _tidy(self, images: list[FoundImage], current: list[FoundImage]) -> None:
         """Free older copies, once two snapshots have replaced what was restored."""

@@ -82,14 +82,14 @@ def parse(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
         ThreadStack(
             name=thread.thread_name or "",
             is_main=thread.os_thread_id == pid if known else number == len(threads),
-            frames=tuple(_frame(frame) for frame in thread.frames if not frame.name.startswith("0x")),
+            frames=tuple(
+                Frame(function=frame.name, file=frame.module or frame.filename, line=frame.line)
+                for frame in thread.frames
+                if not frame.name.startswith("0x")
+            ),
         )
         for number, thread in enumerate(threads, start=1)
     )
-
-
-def _frame(frame: _Frame) -> Frame:
-    return Frame(function=frame.name, file=frame.module or frame.filename, line=frame.line)
 
 
 def _run(command: tuple[str, ...], deadline: float) -> bytes:

@@ -104,7 +104,15 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
     texts = dict(_ranked(files))
     readings, roots = _read(texts, stream, known)
     empty = [rank for rank, text in texts.items() if not text.strip()]
-    show(_whole(readings, roots), lambda _: render(readings, roots, empty), json=json)
+    show(
+        {
+            "verdict": of_all(readings, roots).verdict,
+            "root_ranks": roots,
+            "ranks": {str(rank): _reading(reading) for rank, reading in readings.items()},
+        },
+        lambda _: render(readings, roots, empty),
+        json=json,
+    )
     return ExitCode.SUCCESS
 
 
@@ -217,14 +225,6 @@ def bounded(stream: BinaryIO) -> str:
             skipped += tail.count(b"\n", 0, len(tail) - TAIL)
             tail = tail[-TAIL:]
     return (head + b"\n" * skipped + tail).decode(errors="replace")
-
-
-def _whole(readings: Mapping[int, Reading], roots: Sequence[int]) -> dict[str, object]:
-    return {
-        "verdict": of_all(readings, roots).verdict,
-        "root_ranks": roots,
-        "ranks": {str(rank): _reading(reading) for rank, reading in readings.items()},
-    }
 
 
 def _reading(reading: Reading) -> dict[str, object]:

@@ -141,7 +141,7 @@ def without_conviction(reading: Reading) -> Reading:
     return replace(reading, verdict=verdict)
 
 
-def read_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Reading:
+def read_exit(exit: WorkerExit, rules: RuleSet | None) -> Reading:
     """Return what the end of a worker says, together with what decided."""
     found = read(_text(exit), rules=rules)
     if found.tier is None and not exit.failed:

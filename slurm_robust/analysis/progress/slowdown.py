@@ -47,7 +47,13 @@ class Slowdown:
             self._recent_s -= measured
             if not self.is_slow:
                 self._settled.add(each)
-        self._judge()
+        if self.is_slow:
+            # Over only at half of the excess, so that times about the limit are one slowdown and not many.
+            self.is_slow = self.recent_s >= self.reference_s * (1 + self._factor) / 2
+        else:
+            # If steps vary by nature, several slow ones in a row are nothing.
+            is_beyond = self.recent_s >= self.limit_s > 0.0
+            self.is_slow = is_beyond and self.recent_s > self._usual_s
 
     @property
     def reference_s(self) -> float:
@@ -82,15 +88,6 @@ class Slowdown:
     def _usual_s(self) -> float:
         """What nine of ten steps do not exceed."""
         return self._settled.quantile(0.9) if len(self._settled) >= FEW_STEPS else 0.0
-
-    def _judge(self) -> None:
-        if self.is_slow:
-            # Over only at half of the excess, so that times about the limit are one slowdown and not many.
-            self.is_slow = self.recent_s >= self.reference_s * (1 + self._factor) / 2
-        else:
-            # If steps vary by nature, several slow ones in a row are nothing.
-            is_beyond = self.recent_s >= self.limit_s > 0.0
-            self.is_slow = is_beyond and self.recent_s > self._usual_s
 
 
 class Reminder:

@@ -31,16 +31,13 @@ def run(part: TestPart) -> Measurement:
         raise NotHere("dcgmi is not installed")
     level = next(level for seconds, level in _LEVELS if part.limit_s >= seconds)
     with restored() as trouble:
-        found = _diag(program, level, max(1.0, part.limit_s - 2.0))
+        limit_s = max(1.0, part.limit_s - 2.0)
+        command = [program, "diag", "--run", str(level), "--json"]
+        done = run_program(command, limit_s=limit_s, max_bytes=_MAX_BYTES, merge=True)
+        found = late(limit_s, "dcgmi") if done.code is None else read(done.output.decode(errors="replace"))
     # Not a fault of the GPU, but a person must know.
     text = "; ".join((found.text, *trouble)).strip("; ")
     return msgspec.structs.replace(found, text=text, value=f"level {level}")
-
-
-def _diag(program: str, level: int, limit_s: float) -> Measurement:
-    command = [program, "diag", "--run", str(level), "--json"]
-    done = run_program(command, limit_s=limit_s, max_bytes=_MAX_BYTES, merge=True)
-    return late(limit_s, "dcgmi") if done.code is None else read(done.output.decode(errors="replace"))
 
 
 def read(output: str) -> Measurement:

@@ -22,32 +22,32 @@ def run(part: TestPart) -> Measurement:
     begun = time.monotonic()
     try:
         try:
-            return _write_and_read(path, shake_256(part.node.encode()).digest(_BLOCK), begun)
+            block = shake_256(part.node.encode()).digest(_BLOCK)
+            with path.open("xb") as file:
+                for number in range(_SIZE // _BLOCK):
+                    file.write(marked(block, number))
+                file.flush()
+                os.fsync(file.fileno())
+                # What is in this node's memory would be read from there.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            written_s = time.monotonic() - begun
+            wrong = unlike_blocks(path, block)
+            if wrong:
+                return failed(f"{wrong} of {_SIZE // _BLOCK} blocks came back changed")
+            rates = [_SIZE / max(1e-9, s) / 1e6 for s in (written_s, time.monotonic() - begun - written_s)]
+            return Measurement(value=f"{rates[0]:.0f} MB/s written, {rates[1]:.0f} MB/s read")
         finally:
             path.unlink(missing_ok=True)
     except OSError as error:
         return failed(f"{error.strerror or error} in {part.storage}")
 
 
-def _write_and_read(path: Path, block: bytes, begun: float) -> Measurement:
-    with path.open("xb") as file:
-        for number in range(_SIZE // _BLOCK):
-            file.write(marked(block, number))
-        file.flush()
-        os.fsync(file.fileno())
-        # What is in this node's memory would be read from there.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    written_s = time.monotonic() - begun
-    wrong = unlike_blocks(path, block)
-    if wrong:
-        return failed(f"{wrong} of {_SIZE // _BLOCK} blocks came back changed")
-    rates = [_SIZE / max(1e-9, s) / 1e6 for s in (written_s, time.monotonic() - begun - written_s)]
-    return Measurement(value=f"{rates[0]:.0f} MB/s written, {rates[1]:.0f} MB/s read")
-
-
 def unlike_blocks(path: Path, block: bytes) -> int:
     """Return how many blocks of the file are not those that were written. Raises ``OSError``."""
-    descriptor = _open_past_the_cache(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        descriptor = os.open(path, os.O_RDONLY)  # tmpfs and some network file systems refuse O_DIRECT
     try:
         # O_DIRECT reads into whole pages only.
         with mmap.mmap(-1, _BLOCK) as page:
@@ -58,13 +58,6 @@ def unlike_blocks(path: Path, block: bytes) -> int:
             return wrong
     finally:
         os.close(descriptor)
-
-
-def _open_past_the_cache(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        return os.open(path, os.O_RDONLY)  # tmpfs and some network file systems refuse O_DIRECT
 
 
 def marked(block: bytes, number: int) -> bytes:

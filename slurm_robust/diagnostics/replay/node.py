@@ -81,7 +81,11 @@ def main() -> int:
     os.chdir(task.cwd)
     holder = PortHolder(task.ports) if index == 0 else None
     if holder is not None:
-        _announce(folder, node, holder.port)
+        # The way to the node of srun is the way to the other nodes, which a name may not be.
+        peer = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or node
+        beside = folder / f"{_RENDEZVOUS}.tmp"
+        beside.write_text(f"{local_address(peer, holder.port)} {holder.port}")
+        beside.rename(folder / _RENDEZVOUS)
     place = _await_place(folder, deadline)
     if place is None:
         return 3
@@ -90,14 +94,6 @@ def main() -> int:
     ranks = range(index * task.nproc, (index + 1) * task.nproc)
     _watch(folder, node, {rank: _start(task, place, rank) for rank in ranks}, deadline)
     return 0
-
-
-def _announce(folder: Path, name: str, port: int) -> None:
-    # The way to the node of srun is the way to the other nodes, which a name may not be.
-    peer = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or name
-    beside = folder / f"{_RENDEZVOUS}.tmp"
-    beside.write_text(f"{local_address(peer, port)} {port}")
-    beside.rename(folder / _RENDEZVOUS)
 
 
 def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
