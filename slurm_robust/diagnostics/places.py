@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from slurm_robust.nodes.gpus.nvml import Nvml, NvmlError
 from slurm_robust.slurm.client import SlurmClient, StepHandle
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import SlurmError
@@ -137,18 +138,16 @@ class HerePlace:
 
 def gpus_here() -> int:
     """Return the GPUs of this node that NVML shows; 0 without a driver."""
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        nvml = Nvml()
+    except (OSError, ImportError, NvmlError):
         return 0
     try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
+        return int(nvml.api.nvmlDeviceGetCount())
+    except nvml.api.NVMLError:
         return 0
     finally:
-        pynvml.nvmlShutdown()
+        nvml.close()
 
 
 class _Started:

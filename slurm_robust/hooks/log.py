@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import stat
-import syslog
 import time
 from typing import Protocol
 
@@ -66,6 +65,8 @@ class EventLog:
         except OSError as error:
             quiet, text = False, f"{text} ({self._paths.log}: {error.strerror})"
         if self._paths.syslog and not quiet:
+            import syslog  # in the child only, and seldom
+
             syslog.openlog(TAG, syslog.LOG_PID, syslog.LOG_DAEMON)
             syslog.syslog(syslog.LOG_WARNING, text)
         return b""

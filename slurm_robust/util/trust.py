@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import stat
 from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grp import struct_group
 
 _MAX_LINKS = 40
 """As the kernel has it."""
@@ -93,19 +96,26 @@ def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]
             names.add(pwd.getpwuid(owner).pw_name)
         except KeyError:
             pass
-    try:
-        found = grp.getgrgid(group)
-    except KeyError:
+    found = _group(group)
+    if found is None or found.gr_name not in names or not names.issuperset(found.gr_mem):
         return False
-    return found.gr_name in names and names.issuperset(found.gr_mem) and not _has_list(path)
+    return not _has_list(path)
 
 
 def group_name(group: int) -> str:
     """Return its name, or its number."""
+    found = _group(group)
+    return f"gid {group}" if found is None else found.gr_name
+
+
+def _group(group: int) -> struct_group | None:
+    """Return what the system knows of a group; a directory service may be asked."""
+    import grp  # hooks hardly ever meet what a group may write to
+
     try:
-        return grp.getgrgid(group).gr_name
+        return grp.getgrgid(group)
     except KeyError:
-        return f"gid {group}"
+        return None
 
 
 def user_name(uid: int) -> str:

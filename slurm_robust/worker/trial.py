@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker import script
@@ -22,10 +22,9 @@ def leave(what: str) -> NoReturn:
 
     In the middle of the script and without its exit handlers: there is nothing that it should still write.
     """
-    import torch.distributed as dist
-
+    dist: Any = sys.modules.get("torch.distributed")
     try:
-        if dist.is_available() and dist.is_initialized():
+        if dist is not None and dist.is_available() and dist.is_initialized():
             dist.barrier()
     except Exception as error:  # noqa: BLE001 - all is done, so the way out does not matter
         print(f"slurm_robust: {what}: left without the others: {error}", file=sys.stderr)
