@@ -303,7 +303,8 @@ class SimController:
         all.
         """
         for agent, (node, _) in self._beacons.items():
-            if agent in node.agents and self.env.network.passes(node.name, self.host):
+            found = node.agents.get(agent)
+            if found is not None and not found.is_stopped and self.env.network.passes(node.name, self.host):
                 self._beacons[agent] = node, self.env.now
         return {agent: self.env.now - at for agent, (_, at) in self._beacons.items()}
 

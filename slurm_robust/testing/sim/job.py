@@ -328,17 +328,34 @@ class Sim:
             self._take_from_job(name, "Node unexpectedly rebooted")
             self.cluster.resumed(name)
 
-    def agent_dies(self, name: str) -> None:
-        """Kill the agent of a node, and its workers with it; srun says so."""
+    def agent_dies(self, name: str, *, told: bool = True) -> None:
+        """Kill the agent of a node, and its workers with it; srun says so, unless it is gone, too."""
         self.nodes[name].end_agents()
+        if told:
+            self.env.after(self.env.pace.slurm_s, partial(self._tell_end, name))
 
-        def tell() -> None:
-            controller = self.controller
-            if controller is not None and self.nodes[name].is_up:
-                line = f"srun: error: {name}: task 0: Killed"
-                controller.hear_step((name,), 137, (line,), is_task=True)
+    def srun_ends(self, *names: str, says: str = "", apart_s: float = 0.0) -> None:
+        """End the srun that started the agents of ``names``, and these, one ``apart_s`` after the other.
 
-        self.env.after(self.env.pace.slurm_s, tell)
+        ``says``: its last line.
+        """
+        if (controller := self.controller) is not None:
+            controller.hear_step(names, 1, (says,) if says else (), is_task=False)
+        for number, name in enumerate(names):
+            self.env.timeline.after(1.0 + number * apart_s, self.nodes[name].end_agents)
+
+    def agent_stalls(self, *names: str, stalls: bool = True) -> None:
+        """Stop the agents of ``names``, while their nodes and ranks go on, or let them go on."""
+        for name in names:
+            for agent in list(self.nodes[name].agents.values()):
+                agent.stop() if stalls else agent.resume()
+
+    def _tell_end(self, name: str) -> None:
+        """Have srun say that the agent of ``name`` was killed."""
+        controller = self.controller
+        if controller is not None and self.nodes[name].is_up:
+            line = f"srun: error: {name}: task 0: Killed"
+            controller.hear_step((name,), 137, (line,), is_task=True)
 
     def partition(self, *names: str, fabric: bool = False) -> None:
         """Cut ``names`` off the other nodes. ``fabric``: the collectives between them fail, too."""

@@ -181,6 +181,9 @@ class SimAgent:
 
     def __init__(self, node: SimNode, agent: str) -> None:
         self.node, self.id, self.is_alive = node, agent, True
+        self.is_stopped = False
+        """It stands still, as by SIGSTOP, while its node and its ranks go on."""
+        self._unread: list[Callable[[], None]] = []  # what came while it stood still
         self._env = env = node.env
         self.state = AgentState(
             kill_wait_s=env.config.timings.kill_wait_s, waits_for_gpus=lambda: self.node.holds_gpus
@@ -239,12 +242,17 @@ class SimAgent:
 
     def take(self, stimulus: do.Stimulus) -> None:
         """Hand ``stimulus`` to the real half, do what it says, and send what is due."""
-        if self.is_alive:
+        if self.is_stopped:
+            self._unread.append(partial(self.take, stimulus))
+        elif self.is_alive:
             self._take(stimulus)
             self._turn()
 
     def receive(self, data: bytes) -> None:
         """Receive a message of a controller."""
+        if self.is_stopped:
+            self._unread.append(partial(self.receive, data))
+            return
         if not self.is_alive:
             return
         message = msg.decode_from_controller(data)
@@ -264,6 +272,19 @@ class SimAgent:
     def hear_launcher(self, message: LauncherMessage) -> None:
         """Hear news of the zygote."""
         self._after(REPORT_S, lambda: self.take(message))
+
+    def stop(self) -> None:
+        """Stop the agent's process (SIGSTOP)."""
+        self.is_stopped = True
+
+    def resume(self) -> None:
+        """Let the agent go on: it takes in all that has come meanwhile."""
+        self.is_stopped = False
+        unread, self._unread = self._unread, []
+        for take in unread:
+            take()
+        if self.is_alive:
+            self._turn()
 
     def warn(self) -> None:
         """Warn of the end of the run (USR1), as Slurm does."""
@@ -308,6 +329,8 @@ class SimAgent:
 
     def _turn(self) -> None:
         """End a turn as the real loop does: what is due, the controller, a heartbeat."""
+        if self.is_stopped:
+            return
         now = self.mono
         if self.state.deadline is not None and now >= self.state.deadline:
             self._take(do.Ticked())

@@ -8,7 +8,6 @@ import pytest
 
 from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.model import events as ev
-from slurm_robust.model import incident as inc
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.util.text import clock
 from tests.unit.engine.fake_job import Job
@@ -38,62 +37,6 @@ def heal(job: Job) -> None:
 
 def evicted(job: Job) -> set[str]:
     return {event.node for event in job.events(ev.NodeEvicted)}
-
-
-@pytest.mark.parametrize("seconds", [15.0, 45.0, 120.0])
-@pytest.mark.parametrize("slurm", [False, True], ids=["slurmctld cut off", "slurmctld answers"])
-@pytest.mark.parametrize(
-    "silent",
-    [{"n2", "n3", "n4"}, {"n2", "n3", "n4", "n5"}, {"n3", "n4"}, {"n2", "n3"}],
-    ids=["batch host", "batch host with standby", "half", "other half"],
-)
-def test_after_a_cut_training_goes_on_as_before(silent: set[str], slurm: bool, seconds: float) -> None:
-    spares = ("n5",) if "n5" in silent else ()
-    job = trained(spares=spares)
-    job.slurm_answers = slurm
-    cut(job, silent, seconds)
-    assert job.stage == "Unreachable"
-    heal(job)
-    assert (job.stage, job.core.world.generation) == ("Running", 1)
-    assert evicted(job) == set()
-    assert job.core.world.slots == NODES
-    job.train_to(20)
-    job.pass_time(1.0)
-    assert job.core.world.incident is None
-    job.finish()
-    job.until(lambda: job.code is not None)
-    assert (job.code, job.requeued) == (0, [])
-
-
-def test_of_two_nodes_the_other_is_lost_where_slurmctld_answers() -> None:
-    job = trained(("n1", "n2"))
-    job.power_cut("n2")
-    job.until(lambda: bool(job.requeued), 20)
-    assert "n2" in evicted(job)
-
-
-def test_of_two_nodes_the_other_is_waited_for_where_slurmctld_does_not_answer() -> None:
-    job = trained(("n1", "n2"))
-    job.slurm_answers = False
-    cut(job, {"n2"}, 100.0)
-    assert (job.stage, evicted(job)) == ("Unreachable", set())
-    job.slurm_answers = True
-    job.until(lambda: bool(job.requeued), 20)
-    assert job.requeued == [("n2",)]
-
-
-def test_standbys_take_the_slots_of_nodes_that_are_cut_off_together() -> None:
-    job = trained(spares=("n5", "n6"))
-    cut(job, {"n3", "n4"}, 12.0)
-    assert job.core.world.slots == ("n1", "n2", "n5", "n6")
-    assert (job.core.world.generation, evicted(job)) == (2, set())
-    assert set(job.core.state.spares) == {"n3", "n4"}
-    job.train_to(20)
-    heal(job)
-    assert evicted(job) == set()
-    job.power_cut("n6")
-    job.until(lambda: job.core.world.generation == 3, 20)
-    assert job.core.world.slots == ("n1", "n2", "n5", "n3")
 
 
 WITH_RESERVATION = JobConfig(companions=CompanionConfig(reservation="spares"))
@@ -193,84 +136,11 @@ def test_where_a_standby_is_heard_the_controller_is_not_cut_off() -> None:
     assert job.core.world.slots == ("n1", "n5", "n6", "n7")
 
 
-@pytest.mark.parametrize("later_s", [0.5, 1.0])
-def test_a_standby_that_falls_silent_a_moment_later_is_silent_too(later_s: float) -> None:
-    job = trained(("n1", "n2"), spares=("n3",))
-    job.slurm_answers = False
-    cut(job, {"n2"}, later_s)
-    cut(job, {"n3"}, 60.0)
-    assert (job.stage, job.requeued) == ("Unreachable", [])
-    heal(job)
-    assert (job.stage, job.core.world.generation) == ("Running", 1)
-
-
 def test_a_controller_that_hears_nobody_borrows_nothing() -> None:
     job = trained(config=WITH_RESERVATION)
     job.lendable = ("n6", "n7", "n8")
     cut(job, {"n2", "n3", "n4"}, 60.0)
     assert (job.stage, job.borrowed) == ("Unreachable", [])
-
-
-def test_nodes_that_stay_away_are_gone_on_without_and_convicted_by_nobody() -> None:
-    job = trained()
-    cut(job, {"n3", "n4"}, 290.0)
-    assert job.stage == "Unreachable"
-    job.until(lambda: bool(job.requeued), 60)
-    assert job.requeued == [()]
-    assert evicted(job) == set()
-    (verdict,) = [d.verdict for d in job.events(ev.Decided) if d.verdict is not None]
-    assert verdict.blame is inc.Blame.NOBODY
-
-
-def test_nodes_that_slurm_has_given_up_are_not_waited_for() -> None:
-    job = trained()
-    job.given_up = {"n3", "n4"}
-    cut(job, {"n3", "n4"}, 12.0)
-    assert job.requeued == [()]
-    assert evicted(job) == set()
-
-
-def test_a_node_that_does_not_come_back_with_the_others_is_lost() -> None:
-    job = trained(spares=("n5",))
-    cut(job, {"n2", "n3", "n4", "n5"}, 30.0)
-    job.cut -= {"n2", "n3", "n5"}
-    job.pass_time(5.0)
-    assert evicted(job) == set(), "it may be late"
-    job.until(lambda: job.core.world.generation == 2, 20)
-    assert evicted(job) == {"n4"}
-
-
-@pytest.mark.parametrize("after_s", [2.0, 8.0], ids=["before the silence counts", "after"])
-def test_workers_that_end_by_the_cut_are_restarted_in_place_when_it_is_over(after_s: float) -> None:
-    job = trained()
-    job.slurm_answers = False
-    cut(job, {"n2", "n3", "n4"}, after_s)
-    job.kill_rank(0, signal=None, code=1)
-    job.pass_time(60.0)
-    assert (job.stage, evicted(job)) == ("Unreachable", set())
-    heal(job)
-    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 30)
-    assert (evicted(job), job.requeued, job.core.world.slots) == (set(), [], NODES)
-
-
-def test_observe_mode_would_evict_nobody() -> None:
-    job = trained(config=JobConfig(mode="observe"))
-    cut(job, {"n2", "n3", "n4"}, 60.0)
-    (decided,) = job.events(ev.Decided)
-    assert not decided.carried_out
-    assert not [a for a in decided.actions if isinstance(a, inc.Evict)]
-    heal(job)
-    job.train_to(20)
-    job.pass_time(1.0)
-    assert job.stage == "Running"
-
-
-def test_an_order_to_leave_ends_the_waiting_at_once() -> None:
-    job = trained()
-    cut(job, {"n2", "n3", "n4"}, 20.0)
-    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
-    job.until(lambda: job.code is not None, 40)
-    assert job.code == 143
 
 
 def test_collectives_have_time_to_go_on_when_the_network_does() -> None:
@@ -284,26 +154,6 @@ def test_collectives_have_time_to_go_on_when_the_network_does() -> None:
     job.pass_time(5.0)
     assert job.core.world.incident is None
     assert job.core.world.pace.pause_s == 0.0, "the pause was not the training's own"
-
-
-def test_a_training_that_does_not_go_on_after_the_network_does_hangs() -> None:
-    job = trained()
-    job.ages = True
-    cut(job, {"n2", "n3", "n4"}, 45.0)
-    heal(job)
-    job.until(lambda: job.core.world.generation == 2, 200)
-    assert evicted(job) == set()
-
-
-def test_a_standby_whose_agent_has_ended_is_no_sign_of_a_cut_network() -> None:
-    job = Job(slots=("n1", "n2"), spares=("n3",))
-    job.train_to(3)
-    job.task_ends("n3", "srun: error: n3: task 2: Killed")
-    job.heartbeats.pop("n3")
-    job.power_cut("n2")
-    job.until(lambda: bool(job.events(ev.Decided)), 20)
-    assert (set(job.core.state.evicted), job.requeued) == ({"n2"}, [])
-    job.until(lambda: "n3" in job.core.world.slots and job.stage == "Running", 60)
 
 
 # -- what only they have ----------------------------------------------------------------------------
