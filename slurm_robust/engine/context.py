@@ -108,6 +108,11 @@ class Context:
         """Whether this generation has made a step."""
         return self.world.running and self.world.steps_here >= 0
 
+    @property
+    def gets_on(self) -> bool:
+        """Whether training makes steps and no incident is open."""
+        return self.trains and self.world.incident is None
+
     def progress(self, now: Now) -> list[Progress]:
         """Step records of all ranks of this generation that are known, as old as they are ``now``."""
         return self.fleet.progress(self.world.slots, self.world.generation, now.mono)

@@ -32,6 +32,7 @@ from slurm_robust.engine.units.liveness import Liveness
 from slurm_robust.engine.units.monitor import Monitor
 from slurm_robust.engine.units.replenishing import Replenishing
 from slurm_robust.engine.units.stackbook import StackBook
+from slurm_robust.engine.units.standby_watch import StandbyWatch
 from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.storage import StorageListing
@@ -103,6 +104,7 @@ class Core(Context):
         self.standbys: Final = Standbys(self)
         self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
+        self.standby_watch: Final = StandbyWatch(self, self.starts, self.companions, self.monitor, self.evict)
         self.stacks: Final = StackBook(self)
         self.ask(FindSwitches(), now, self._on_switches)
         self._table = table
@@ -225,7 +227,7 @@ class Core(Context):
     def _go_on(self, now: Now) -> None:
         if self.liveness.has_news:
             nodes = (*self.world.slots, *self.state.spares)
-            self.liveness.step(now, self.starts.step_ended(nodes, now))
+            self.liveness.step(now, self.starts.ends(nodes, now).steps)
         while (following := self._stage.step(self, now)) is not None:
             self._entered_by, self._stage_since = following, now.mono
             self._stage = self._table(following)
@@ -306,7 +308,7 @@ class Core(Context):
         """Take in that agents of ``nodes`` have ended: after a takeover their ports show it, and no srun."""
         for node in nodes:
             is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
-            if not (is_new or self.liveness.hears(node) or self.starts.ended((node,))):
+            if not (is_new or self.liveness.hears(node) or self.starts.ends((node,), now).agents):
                 self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:
@@ -361,6 +363,14 @@ class Core(Context):
         return shown, self.on_tick(now)
 
     # -- what stages use ---------------------------------------------------------------------------
+
+    def tend(self, now: Now) -> None:
+        """Step the units that work beside training while it runs."""
+        self.standby_watch.step(now)
+        self.standbys.step(now)
+        self.learning.step(now)
+        self.giving_back.step(now)
+        self.replenishing.step(now)
 
     def evict(
         self,

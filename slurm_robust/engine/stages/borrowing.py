@@ -8,6 +8,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.transitions import ToBorrowing, ToDeciding, ToStopping, Transition
+from slurm_robust.engine.units.companions import NodeRequest
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.util.text import count
 
@@ -18,6 +19,7 @@ class Borrowing:
     def __init__(self, begin: ToBorrowing) -> None:
         self._fault, self._action = begin.fault, begin.action
         self._since = self._limit_s = 0.0
+        self._request: NodeRequest | None = None
         self._spares: tuple[str, ...] | None = None  # before nodes came that training had asked for
 
     def enter(self, core: Core, now: Now) -> None:
@@ -27,7 +29,7 @@ class Borrowing:
         self._limit_s = borrowing_s(
             len(action.sources), config.companions.wait_s, config.slurm.timeout_s, action.nodes
         )
-        if core.companions.fetches:
+        if core.companions.fetching is not None:
             self._spares = core.state.spares
         else:
             self._ask(core, now)
@@ -41,33 +43,37 @@ class Borrowing:
 
     def _ask(self, core: Core, now: Now) -> None:
         suspects = (*self._fault.lost, *self._fault.named)
-        exclude = dict.fromkeys((*core.state.evicted, *suspects))
-        core.companions.borrow(self._action.sources, self._action.nodes, exclude, now, some=self._action.some)
+        self._request = core.companions.borrow(
+            self._action.sources, self._action.nodes, suspects, now, some=self._action.some
+        )
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Start agents on the nodes that have come, and decide again."""
+        request = self._request
         if core.leaving or core.ending:
-            core.companions.give_up()
+            if request is not None:
+                request.give_up()
             if core.leaving:
                 return ToStopping(reason=core.leaving)
             return self._decide("the end of this run is near")
         if self._spares is not None:
             return self._await_fetched(core, self._spares, now)
-        answer = core.companions.answer
+        assert request is not None  # nothing is awaited that was asked for before
+        answer = request.answer
         if answer is None:
             if now.mono - self._since < self._limit_s:
                 return None
-            core.companions.give_up()
+            request.give_up()
             return self._decide(f"no answer within {self._limit_s:.0f} s")
         core.starts.begin(tuple(answer.nodes.values()), now)
         return self._decide(*(f"{source}: {why}" for source, why in answer.refusals))
 
     def _await_fetched(self, core: Core, before: tuple[str, ...], now: Now) -> Transition | None:
         """Decide again with the nodes that have come meanwhile; without any, ask."""
-        if core.companions.fetches:
+        if (fetching := core.companions.fetching) is not None:
             if now.mono - self._since < self._limit_s:
                 return None
-            core.companions.give_up_fetching()
+            fetching.give_up()
         if set(core.state.spares) - set(before):
             return ToDeciding(fault=self._fault)
         self._spares, self._since = None, now.mono

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec import structs
-
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import SaveEvidence, ShrinkJob
-from slurm_robust.engine.stages.watch import silent_nodes, watch_spares
+from slurm_robust.engine.stages.watch import silent_nodes
 from slurm_robust.engine.transitions import (
     ToBorrowing,
     ToDeciding,
@@ -38,16 +35,10 @@ class Deciding:
         self._add_ended_agents(core, now)
         for node in self._fault.oom | self._fault.ended | self._fault.step_ended:
             core.starts.missed(node, now)  # its agent is started again, if we go on
-        watch_spares(core, now)  # unwatched while the generation was being ended
-        localise_s = core.incidents.detected_s(now)
-        decided = structs.replace(
-            decide(core.state, self._fault, now.wall, core.rules), localise_s=localise_s
-        )
+        core.standby_watch.step(now)  # unwatched while the generation was being ended
+        decided = decide(core.state, self._fault, now.wall, core.rules)
         core.checkpoints.passed_over.judge_failure(self._fault, decided.verdict, now)
-        core.record(decided)
-        core.emit(Say(text=f"incident {decided.incident}: {decided.reason}"))
-        if not inc.finds_out_more(decided.actions):
-            core.incidents.decided(now)
+        core.incidents.decide(decided, now)
         for action in decided.actions:
             self._next = self._carry_out(core, action, decided, now) or self._next
         kinds = {type(action) for action in decided.actions}

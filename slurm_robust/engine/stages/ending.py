@@ -81,7 +81,7 @@ def end_agents(core: Core, *, keep_copies: bool) -> None:
     """
     grace_s = 0.0 if core.departure.at_once else core.config.timings.stop_grace_s
     order = Shutdown(epoch=core.state.epoch, grace_s=grace_s, keep_copies=keep_copies)
-    for node in core.fleet.views:
+    for node in core.fleet.heartbeats():
         core.send(node, order)
 
 
@@ -113,10 +113,11 @@ class Ending:
         """Write down the end, and why; of an order that came from outside Slurm may yet say what it means."""
         begin, reason = self._begin, self._begin.reason
         is_ordered = reason == core.leaving and not begin.final
-        if is_ordered and core.state.ended is None and core.departure.awaits_word(now):
+        meaning = core.departure.meaning(reason, now) if is_ordered else None
+        if meaning is not None and core.state.ended is None and meaning.is_open:
             return
         self._is_said = True
-        reason = core.departure.explained(reason) if is_ordered else reason
+        reason = meaning.reason if meaning is not None else reason
         text = f"end, exit code {int(begin.code)}: {reason}"
         if core.state.ended is not None:
             text = f"this run is over, says the journal: {text}"
@@ -127,8 +128,8 @@ class Ending:
                     code=begin.code,
                     reason=reason,
                     final=begin.final,
-                    preempted=is_ordered and core.departure.preempted,
-                    requeued=is_ordered and core.departure.requeued,
+                    preempted=meaning is not None and meaning.preempted,
+                    requeued=meaning is not None and meaning.requeued,
                 )
             )
         core.emit(Say(text=text))
@@ -154,11 +155,11 @@ class Ending:
 
     def _are_silent(self, core: Core, now: Now) -> bool:
         """Return whether no agent is heard any more, and none is awaited."""
-        views, quiet = core.fleet.views, 2 * core.config.timings.heartbeat_s + 0.5
-        awaited = self._awaited - views.keys() - core.starts.ended(self._awaited).keys()
+        agents, quiet_s = core.fleet.heartbeats(), 2 * core.config.timings.heartbeat_s + 0.5
+        awaited = self._awaited - agents.keys() - core.starts.ends(self._awaited, now).agents.keys()
         if awaited and now.mono - self._since <= RECONNECT_S:
             return False
-        return all(now.mono - view.heard > quiet for view in views.values())
+        return not core.fleet.heard(agents, quiet_s, now.mono)
 
 
 class Observing:
@@ -255,7 +256,9 @@ class Reconnecting:
             core.note(f"generation {state.world.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)
         taken = state.taken_from
-        missing = set(state.world.slots) - here.keys() - core.starts.ended(state.world.slots).keys()
+        missing = (
+            set(state.world.slots) - here.keys() - core.starts.ends(state.world.slots, now).agents.keys()
+        )
         if not missing:
             return ToRunning(agents=here)  # it sees the agents that ended
         if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):

@@ -88,7 +88,7 @@ class Gathering:
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
-            if any(core.starts.may_yet_end(n, now) for n in slots):
+            if core.starts.ends(slots, now).soon:
                 return self._check_deadlines(core, now)
             if (point := self._choose(core, now)) is not None:
                 return self._begin(core, point, now)
@@ -141,14 +141,14 @@ class Gathering:
 
     def _refusal(self, core: Core) -> Transition | None:
         """Return the end of the run if too many nodes do not see the job directory: no node is at fault."""
-        refused = {node: text for node, text in core.starts.refused.items() if node in core.world.slots}
+        refused = {node: why for node, why in core.starts.refused.items() if node in core.world.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
         if not is_everywhere(len(refused), len(fit), first=core.world.generation == 0):
             return None
-        node, text = next(iter(refused.items()))
+        node, refusal = next(iter(refused.items()))
         return ToEnding(
-            code=core.starts.refusal_code,
-            reason=f"agents cannot start on {fold(refused)}; {node} says: {text}",
+            code=refusal.code,
+            reason=f"agents cannot start on {fold(refused)}; {node} says: {refusal.text}",
             final=False,
         )
 
@@ -159,7 +159,7 @@ class Gathering:
         limit_s = timings.agent_start_s + timings.launch_s
         patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
         silent_s = silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
-        lost, unable = [], {node: refused[node] for node in slots if node in refused}
+        lost, unable = [], {node: refused[node].text for node in slots if node in refused}
         for node in slots:
             heartbeat = core.fleet.heartbeat(node)
             if is_taken_host_lost(core, node, waited, now):
@@ -167,7 +167,7 @@ class Gathering:
             if node in unable or heartbeat is None:
                 continue
             if core.fleet.silence(node, now.mono, self._since) > silent_s:
-                if core.starts.step_ended((node,), now):
+                if core.starts.ends((node,), now).steps:
                     core.starts.missed(node, now)  # it is started again, and the node is not at fault
                 else:
                     lost.append(node)
@@ -186,7 +186,7 @@ class Gathering:
         reasons += [
             f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()
         ]
-        returned = self._returned(core, found, over, unable)
+        returned = self._returned(found, over, unable)
         fault = Fault(
             symptom=Symptom.LAUNCH_FAILED,
             detail="; ".join(reasons),
@@ -203,12 +203,9 @@ class Gathering:
         core.incidents.open(fault, now)
         return ToDeciding(fault=fault) if returned else conclude(core, fault, now)
 
-    def _returned(
-        self, core: Core, found: Unstarted, over: Collection[str], unable: Collection[str]
-    ) -> tuple[str, ...]:
+    def _returned(self, found: Unstarted, over: Collection[str], unable: Collection[str]) -> tuple[str, ...]:
         """Return the nodes lost only because their companion was cancelled."""
-        left = tuple(node for node in found.left if node in core.state.lenders)
-        return left if set(left) == {*over, *unable} else ()
+        return tuple(found.left) if found.left.keys() == {*over, *unable} else ()
 
     def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
         """Return the nodes among ``nodes`` without an agent for which the wait is over."""
@@ -218,7 +215,7 @@ class Gathering:
         if found.down:
             # Whatever else is wrong, they may be why: the next check is without them.
             return Unstarted(down=found.down, left=found.left)
-        if core.fleet.views:
+        if core.fleet.heartbeats():
             return found
         # If not one agent comes, the nodes are not at fault; while some may yet come, the cause is open.
         over = found.refused | found.silent

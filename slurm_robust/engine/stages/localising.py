@@ -10,6 +10,7 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import SaveStacks
 from slurm_robust.engine.stages.watch import all_done, find_fault, leave
 from slurm_robust.engine.transitions import ToLocalising, ToRunning, ToStopping, Transition
+from slurm_robust.engine.units.stackbook import SampleRound
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.sampling import Sampling, reason_to_go_on
@@ -59,17 +60,18 @@ class Localising:
             if now.mono >= self._waits_until:
                 self._ask(core, self._sampling, now)
             return None
-        return self._conclude(core, self._sampling, now) if core.stacks.is_over(now) else None
+        taken = core.stacks.taken(now)
+        return None if taken is None else self._conclude(core, self._sampling, taken, now)
 
     def _ask(self, core: Core, sampling: Sampling, now: Now) -> None:
         self._since, self._waits_until = now.mono, None
         core.stacks.ask(now, sampling.native)
 
-    def _conclude(self, core: Core, sampling: Sampling, now: Now) -> Transition | None:
-        stacks, missing = core.stacks.all(), tuple(core.stacks.missing())
+    def _conclude(self, core: Core, sampling: Sampling, taken: SampleRound, now: Now) -> Transition | None:
+        stacks, missing = taken.stacks, taken.missing
         if missing and missing not in self._silent:
             self._silent.add(missing)
-            core.evidence_missing("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
+            core.evidence_missing("stacks", missing, f"no answer within {taken.limit_s:g} s", now)
         silent = [rank for node in missing for rank in core.world.placement.ranks_of(node)]
         was_patient = bool(sampling.patience)
         found = sampling.add(stacks, silent, core.layout, begun=self._since, now=now.mono)
@@ -90,7 +92,8 @@ class Localising:
         if sampling.is_confirmed(found):
             core.monitor.confirm_hang(now)
         following = leave(core, self._agents, structs.replace(self._fault, localisation=found), now)
-        number = core.incidents.number
+        assert core.world.incident is not None  # it is open now
+        number = core.world.incident.number
         core.ask(SaveStacks(number=number, stacks=stacks, localisation=found), now)
         core.emit(Say(text=f"incident {number}: stacks of {count(len(stacks), 'rank')}: {found.reason}"))
         return following

@@ -12,7 +12,6 @@ from slurm_robust.engine.stages.watch import (
     find_fault,
     last_exits,
     leave,
-    watch_spares,
 )
 from slurm_robust.engine.transitions import (
     ToCheckpointing,
@@ -122,11 +121,11 @@ class Launching:
         fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)
-        if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
+        started = self._in(core, Phase.RUNNING, Phase.ENDED)
+        if len(started) == len(slots):
             return ToRunning(agents=self._agents, launched=self._since)
         waited = now.mono - self._since
-        started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
-        grown_s = self._started.see(started, now.mono)
+        grown_s = self._started.see(len(started), now.mono)
         if waited > patience_s(core.config.timings.launch_s, WORKERS_LEAST_S, grown_s):
             late = [n for n in slots if (b := core.fleet.heartbeat(n)) is None or b.generation < generation]
             detail = f"{fold(late) or 'some ranks'} did not start workers within {waited:.0f} s"
@@ -138,11 +137,15 @@ class Launching:
             self._say_freeing(core)
         return None
 
+    def _in(self, core: Core, *phases: Phase) -> list[str]:
+        """Return the nodes whose workers of this generation are in one of ``phases``."""
+        heartbeats, generation = core.fleet.heartbeats(core.world.slots), core.world.generation
+        return [n for n, b in heartbeats.items() if b.generation == generation and b.phase in phases]
+
     def _say_freeing(self, core: Core) -> None:
         """Say for whose GPUs the launch waits."""
         generation = core.world.generation
-        waiting = [n for n in core.world.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
-        if waiting:
+        if waiting := self._in(core, Phase.FREEING):
             self._is_freeing_said = True
             core.emit(
                 Say(text=f"generation {generation}: waiting for the GPUs of {fold(waiting)} to be free")
@@ -255,12 +258,7 @@ class Running:
         fault = core.monitor.check(now)
         if fault is not None:
             return self._on_detected(core, fault, now)
-        watch_spares(core, now)
-        core.standbys.step(now)
-        core.learning.step(now)
-        if core.trains and core.world.incident is None and core.config.mode == "act":
-            core.giving_back.step(now)
-            core.replenishing.step(now)
+        core.tend(now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:

@@ -44,7 +44,7 @@ class Saving:
             core.record(begun)
         slots = [node for node in core.world.slots if core.fleet.heartbeat(node) is None]
         if core.config.checkpoint.memory and core.checkpoints.need_memory():
-            self._agentless = tuple(core.starts.ended(slots))
+            self._agentless = tuple(core.starts.ends(slots, now).agents)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when it is on storage, when no node is left that can write, or when time is over."""
@@ -105,11 +105,11 @@ class Saving:
         waited_s = now.mono - self._since
         if not missing or core.leaving or core.ending or waited_s > core.config.timings.agent_start_s:
             return False
-        found = core.starts.check(missing, now)
-        return any(node not in found.down | found.silent | found.refused for node in missing)
+        over = core.starts.check(missing, now).over
+        return any(node not in over for node in missing)
 
     def _may_find_us(self, core: Core, now: Now) -> bool:
-        ended = core.starts.ended(core.world.slots)
+        ended = core.starts.ends(core.world.slots, now).agents
         away = [n for n in core.world.slots if core.fleet.heartbeat(n) is None and n not in ended]
         limit_s = ORDERED_S if core.leaving else RECONNECT_S
         return core.config.checkpoint.memory and bool(away) and now.mono - self._since <= limit_s
@@ -162,7 +162,7 @@ class Saving:
     def _say_none(self, core: Core, now: Now) -> None:
         """Say why there is nothing to save that storage does not have, if steps are lost by it."""
         slots, dead_s = core.world.slots, core.config.timings.node_dead_s
-        ended = core.starts.ended(slots) | core.starts.step_ended(slots, now)
+        ended = core.starts.ends(slots, now).silent
         away = [n for n in slots if n in ended or core.fleet.is_silent(n, dead_s, now.mono, core.started)]
         if away:
             does = "does" if len(away) == 1 else "do"

@@ -148,7 +148,7 @@ class Stopping:
                 continue
             elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
                 self._lost.append(node)
-            elif not core.leaving and core.starts.ended((node,)):
+            elif not core.leaving and core.starts.ends((node,), now).agents:
                 self._lost.append(node)  # its workers die with the agent
             elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
@@ -185,7 +185,7 @@ class Stopping:
         )
         root = root_exit(self._exits, core.log_rules)
         # What is in the memory of nodes that lost only their agents, the next agents report.
-        gone = core.starts.step_ended(silent, now) | core.starts.ended(silent)
+        gone = core.starts.ends(silent, now).silent
         core.checkpoints.end(
             self._reason,
             self._exits,

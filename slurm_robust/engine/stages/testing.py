@@ -88,9 +88,8 @@ class Testing:
         core.record(tested)
         core.emit(Say(text=f"quick test: {format_quick(tested)}"))
         quiet_s = 2 * core.config.timings.heartbeat_s + 0.5
-        views = {node: core.fleet.views.get(node) for node in passed if node not in core.world.slots}
-        away = (node for node, view in views.items() if view is None or now.mono - view.heard > quiet_s)
-        core.starts.begin(tuple(away), now)
+        here = (*core.world.slots, *core.fleet.heard(passed, quiet_s, now.mono))
+        core.starts.begin(tuple(node for node in passed if node not in here), now)
         return ToDeciding(fault=structs.replace(self._fault, cleared=tuple(passed)))
 
     def _record(self, core: Core, found: Diagnosis, now: Now) -> None:

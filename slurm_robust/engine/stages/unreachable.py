@@ -15,6 +15,7 @@ from slurm_robust.engine.transitions import (
     ToUnreachable,
     Transition,
 )
+from slurm_robust.engine.units.companions import NodeRequest
 from slurm_robust.policy.silence import enough_waited, is_settled
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clock, count
@@ -38,7 +39,7 @@ class Unreachable:
         self._asked_at = 0.0
         self._silent: tuple[str, ...] = ()
         self._shrunk_at: float | None = None
-        self._companions: frozenset[int] | None = None  # those there were before others were asked for
+        self._requests: list[NodeRequest] = []  # for standbys
         self._asked = 0  # how many standbys the reservation was asked for
         self._is_patience_said = False
         self._is_missing_said = False
@@ -59,7 +60,7 @@ class Unreachable:
             self._shrunk_at = now.mono
         self._silent = silent
         if found is None or not silent:
-            ended = core.starts.step_ended(core.world.slots, now)
+            ended = core.starts.ends(core.world.slots, now).steps
             why = f"the step of the agents on {fold(ended)} ended" if ended else "all nodes are heard again"
             return self._go_on(core, why, now)
         if not found.cause:
@@ -95,39 +96,29 @@ class Unreachable:
         Do not ask if no other node is heard: then this node itself may be cut off.
         """
         reserved = tuple(source for source in core.rules.sources if source.reservation)
-        if core.config.mode != "act" or core.companions.fetches or not reserved:
+        if core.config.mode != "act" or core.companions.fetching is not None or not reserved:
             return
         standbys = standbys_heard(core, now)
         missing = len(silent) - len(standbys)
         is_alone = not standbys and {*core.world.slots} - {*silent} <= {core.state.own_node}
         if is_alone or missing <= self._asked:
             return
-        if self._companions is None:
-            self._companions = frozenset(core.state.companions)
-        core.companions.fetch(
-            reserved, missing - self._asked, (*core.state.evicted, *silent), now, some=False
-        )
+        self._requests.append(core.companions.fetch(reserved, missing - self._asked, silent, now, some=False))
         self._asked = missing
-
-    def _give_back_standbys(self, core: Core, now: Now) -> None:
-        """End the companions that were asked for in vain."""
-        if self._companions is not None:
-            core.companions.give_up_fetching()
-            fetched = core.state.companions.keys() - self._companions
-            core.companions.end(sorted(fetched), "the nodes that were silent are heard again", now)
 
     def _go_on(self, core: Core, why: str, now: Now) -> Transition:
         """Go on as if nothing had happened: a node that is still silent is judged by itself."""
         core.note(why, "", now)
         core.emit(Say(text=why))
         if not self._silent:
-            self._give_back_standbys(core, now)
+            for request in self._requests:
+                request.take_back("the nodes that were silent are heard again", now)
         fault = self._begin.fault
         if not self._begin.ended:
             core.monitor.excuse(now.mono - self._since, now)
             return ToRunning(agents=self._begin.agents)
-        step_ended = core.starts.step_ended((*fault.lost, *core.state.spares), now)
-        ended = core.starts.ended(fault.lost)
+        step_ended = core.starts.ends((*fault.lost, *core.state.spares), now).steps
+        ended = core.starts.ends(fault.lost, now).agents
         away = {*self._silent, *step_ended, *ended}
         fault = structs.replace(
             fault,

@@ -1,4 +1,4 @@
-"""What stages ask after each input: is training still productive, and can a slot still get a standby?"""
+"""What stages ask after each input: is training still productive?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from msgspec import structs
 from slurm_robust.analysis.logs import blames_peer, classify_exit, root_exit
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import SaveAlerts
 from slurm_robust.engine.transitions import (
     ToDeciding,
@@ -16,13 +15,11 @@ from slurm_robust.engine.transitions import (
     ToUnreachable,
     Transition,
 )
-from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.model.world import OpenIncident
 from slurm_robust.policy import finishing
 from slurm_robust.policy.finishing import LastExits
 from slurm_robust.policy.silence import TOGETHER, Silence
-from slurm_robust.policy.standbys import failed_tests
 from slurm_robust.util.hostlist import fold
 
 # The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
@@ -38,7 +35,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
     state = core.state
     if core.departure.undecided(now):
         return None  # Slurm may be ending the run: that is no fault of any node
-    if ended := core.starts.ended(state.world.slots):
+    if ended := core.starts.ends(state.world.slots, now).agents:
         detail = "; ".join(f"the agent on {node} ended ({message})" for node, message in ended.items())
         silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)
         return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
@@ -63,7 +60,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
     """Return the fault of silent nodes of the placement: one node, the network between them, or the step."""
-    ended = core.starts.step_ended(core.world.slots, now)
+    ended = core.starts.ends(core.world.slots, now).steps
     silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
     if silent_s > core.config.timings.node_dead_s:
         detail = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
@@ -86,8 +83,7 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
 def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
     """Return the silence of nodes, but for agents that are known to have ended."""
     nodes = (*core.world.slots, *core.state.spares)
-    explained = core.starts.step_ended(nodes, now) | core.starts.ended(nodes)
-    return core.witnesses.silence(now, since, explained)
+    return core.witnesses.silence(now, since, core.starts.ends(nodes, now).silent)
 
 
 def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:
@@ -102,13 +98,9 @@ def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool
 
 def standbys_heard(core: Core, now: Now) -> list[str]:
     """Return the standbys that were heard too lately to be among nodes that fall silent together."""
-    timings, views = core.config.timings, core.fleet.views
-    limit = max(timings.heartbeat_s, timings.node_dead_s - TOGETHER * timings.heartbeat_s)
-    return [
-        n
-        for n in core.state.spares
-        if n in views and views[n].dead is None and now.mono - views[n].heard <= limit
-    ]
+    timings = core.config.timings
+    limit_s = max(timings.heartbeat_s, timings.node_dead_s - TOGETHER * timings.heartbeat_s)
+    return core.fleet.heard(core.state.spares, limit_s, now.mono)
 
 
 def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
@@ -127,7 +119,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not fault.symptom or _is_another(core, incident, fault):
         core.incidents.open(fault, now)
-    seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
+    seen = {node: known.alerts for node, known in core.fleet.heartbeats().items() if known.alerts}
     if seen and core.world.incident is not None:
         core.ask(SaveAlerts(number=core.world.incident.number, alerts=seen, t=now.wall), now)
     if core.config.mode == "observe":
@@ -154,7 +146,7 @@ def ended_with(
     now: Now,
 ) -> Fault:
     """Return ``fault`` with all that is known of the end of this generation, for the policy."""
-    state = core.state
+    state, ends = core.state, core.starts.ends(lost, now)
     root = root_exit(exits, core.log_rules)
     return structs.replace(
         fault or Fault(),
@@ -167,9 +159,9 @@ def ended_with(
         alive=tuple(n for n in state.world.slots if n not in lost),
         restore=state.world.restored,
         all_restored=_all_restored(core, now),
-        ended=core.starts.ended(lost),
-        step_ended=core.starts.step_ended((*lost, *state.spares), now),
-        oom=core.starts.out_of_memory(lost),
+        ended=ends.agents,
+        step_ended=core.starts.ends((*lost, *state.spares), now).steps,
+        oom=ends.oom,
         cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
         blames_peer=root is not None and blames_peer(root.exit, core.log_rules),
     )
@@ -210,65 +202,3 @@ def all_done(core: Core, now: Now) -> bool:
 def current_agents(core: Core) -> dict[str, str]:
     """Return the id of the agent of each slot's node as known now."""
     return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.world.slots).items()}
-
-
-# -- standbys, before a slot needs one of them ------------------------------------------------------
-
-DRAINED = "drained by"
-_NOT_YET = "it has not joined yet"
-
-
-def watch_spares(core: Core, now: Now) -> None:
-    """Drop standbys that their inspection names (not in observe mode); set aside silent ones."""
-    acts = core.config.mode == "act"
-    failed = failed_tests(core.state, now.wall) if acts else {}
-    tested = {node: f"its quick test failed: {why}" for node, why in failed.items()}
-    unfit = tested | (core.monitor.unfit_spares() if acts else {})
-    for node, why in unfit.items():
-        reason = f"spare {node} is not fit: {why}"
-        core.evict(node, reason, now, evidence=(failed[node],) if node in failed else ())
-        core.emit(Say(text=f"{reason}: it is not used any more"))
-    deaths = core.fleet.deaths(core.state.spares)
-    for node in core.state.spares:
-        if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
-            silent = core.fleet.silence(node, now.mono, now.mono)
-            core.starts.let_go(node)
-            core.starts.missed(node, now)
-            why = "its node is dead" if node in deaths else f"silent for {silent:.1f} s"
-            _set_aside(core, node, why, node not in deaths, now)
-    missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
-    found = core.starts.check(missing, now)
-    over = found.down | found.silent | found.refused
-    ended = {node: core.state.lenders[node] for node in found.left if node in core.state.lenders}
-    for node, companion in ended.items():
-        core.companions.end((companion,), f"Slurm has ended it, and has {node} back", now)
-    for node in core.state.spares:
-        heartbeat = core.fleet.heartbeat(node)
-        if heartbeat is not None and heartbeat.fatal:
-            _set_aside(core, node, heartbeat.fatal, False, now)
-        elif heartbeat is not None and node in core.state.drained:
-            _set_aside(core, node, f"{DRAINED} {core.state.drained[node]}", False, now)
-        elif heartbeat is not None:
-            _count_on(core, node, now)
-        elif why := over.get(node) or core.starts.failed(node):
-            _set_aside(core, node, why, False, now)
-        elif node not in core.state.aside:
-            _set_aside(core, node, _NOT_YET, True, now)
-
-
-def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
-    known = core.state.aside.get(node)
-    if known is not None and known.usable == usable:
-        return
-    core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
-    if why != _NOT_YET and not why.startswith(DRAINED):
-        core.emit(Say(text=f"standby {node} is set aside until it answers: {why}"))
-
-
-def _count_on(core: Core, node: str, now: Now) -> None:
-    known = core.state.aside.get(node)
-    if known is None:
-        return
-    core.record(ev.SpareAnswers(t=now.wall, node=node))
-    if known.reason != _NOT_YET and not known.reason.startswith(DRAINED):
-        core.emit(Say(text=f"standby {node} answers"))

@@ -26,17 +26,38 @@ SWEEP_AGAIN_S = 60.0
 """After Slurm did not show whether companions of earlier controllers are left."""
 
 
+class NodeRequest:
+    """A request for nodes, open until its answer comes or it is given up; what comes later is given back."""
+
+    def __init__(self, companions: Companions) -> None:
+        self._companions = companions
+        self._is_given_up = False
+        self.answer: BorrowAnswer | None = None
+        """What came of it, None until that is known."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes may yet come."""
+        return self.answer is None and not self._is_given_up
+
+    def give_up(self) -> None:
+        """Wait for the answer no longer."""
+        self._is_given_up = True
+
+    def take_back(self, reason: str, now: Now) -> None:
+        """Give it up, and end the companions that it has brought."""
+        self._companions.take_back(self, reason, now)
+
+
 class Companions:
     """Follows them; :mod:`slurm_robust.controller.borrower` speaks with Slurm."""
 
     def __init__(self, context: Context, starts: AgentStarts, now: Now) -> None:
         self._context, self._starts = context, starts
-        self._number = 0  # of the newest request
-        self._wanted = 0  # the number of the request for which training waits, 0 for none
-        self._fetched = 0  # number of the request while training runs, 0 for none
-        self._answer: BorrowAnswer | None = None
+        self._wanted: NodeRequest | None = None  # the newest for which training waited
+        self._fetched: NodeRequest | None = None  # the newest while training ran
         self._sweep_at: float | None = None  # when to look for older ones again
-        self._asked: dict[int, int] = {}  # by companion the request that it is for
+        self._asked: dict[int, NodeRequest] = {}  # by companion the request that it is for
         state = context.state
         if context.rules.sources or state.companions:
             waiting = [job for job, one in state.companions.items() if not one.node]
@@ -44,85 +65,64 @@ class Companions:
             self._sweep(now)
 
     @property
-    def answer(self) -> BorrowAnswer | None:
-        """What came of the newest request, None until that is known."""
-        return self._answer
+    def fetching(self) -> NodeRequest | None:
+        """The request of :meth:`fetch` that is open: its nodes may come any moment."""
+        return self._fetched if self._fetched is not None and self._fetched.is_open else None
 
     def borrow(
-        self,
-        sources: tuple[CompanionPool, ...],
-        missing: int,
-        exclude: Iterable[str],
-        now: Now,
-        *,
-        some: bool,
-    ) -> None:
-        """Ask for nodes; :attr:`answer` has what comes of it."""
-        self._answer = None
-        self._wanted = self._ask(sources, missing, exclude, now, some=some)
+        self, sources: tuple[CompanionPool, ...], missing: int, also: Iterable[str], now: Now, *, some: bool
+    ) -> NodeRequest:
+        """Ask for nodes for which training waits, but for evicted ones and ``also``."""
+        if self._wanted is not None:
+            self._wanted.give_up()
+        self._wanted = self._ask(sources, missing, also, now, some=some)
+        return self._wanted
 
     def fetch(
         self,
         sources: tuple[CompanionPool, ...],
         missing: int,
-        exclude: Iterable[str],
+        also: Iterable[str],
         now: Now,
         *,
         some: bool = True,
-    ) -> int:
-        """Ask for standbys while training goes on, or may do so; what is lent stands by.
-
-        Returns the number of the request.
-        """
-        self._fetched = self._ask(sources, missing, exclude, now, some=some)
+    ) -> NodeRequest:
+        """Ask for standbys while training goes on, or may do so; what is lent stands by."""
+        self._fetched = self._ask(sources, missing, also, now, some=some)
         return self._fetched
 
     def _ask(
-        self,
-        sources: tuple[CompanionPool, ...],
-        missing: int,
-        exclude: Iterable[str],
-        now: Now,
-        *,
-        some: bool,
-    ) -> int:
-        self._number += 1
-        question = BorrowNodes(sources=sources, missing=missing, exclude=tuple(exclude), some=some)
-        self._context.ask(question, now, partial(self._on_answer, self._number, sources[0]))
-        return self._number
+        self, sources: tuple[CompanionPool, ...], missing: int, also: Iterable[str], now: Now, *, some: bool
+    ) -> NodeRequest:
+        request = NodeRequest(self)
+        exclude = tuple(dict.fromkeys((*self._context.state.evicted, *also)))
+        question = BorrowNodes(sources=sources, missing=missing, exclude=exclude, some=some)
+        self._context.ask(question, now, partial(self._on_answer, request, sources[0]))
+        return request
 
-    @property
-    def fetched(self) -> int:
-        """The number of the request of :meth:`fetch` that has no answer yet, 0 for none."""
-        return self._fetched
+    def take_back(self, request: NodeRequest, reason: str, now: Now) -> None:
+        """Give up ``request``, and end the companions that it has brought."""
+        request.give_up()
+        self.end(
+            (job for job in self._context.state.companions if self._asked.get(job) is request), reason, now
+        )
 
-    @property
-    def fetches(self) -> bool:
-        """Whether :meth:`fetch` has no answer yet: its nodes may come any moment."""
-        return self._fetched > 0
-
-    def give_up(self) -> None:
-        """Wait for the answer to :meth:`borrow` no longer; what it brings is given back."""
-        self._wanted = 0
-
-    def give_up_fetching(self) -> None:
-        """Give up what :meth:`fetch` asked for."""
-        self._fetched = 0
-
-    def _on_answer(self, number: int, first: CompanionPool, answer: Borrowed | NoAnswer, now: Now) -> None:
+    def _on_answer(
+        self, request: NodeRequest, first: CompanionPool, answer: Borrowed | NoAnswer, now: Now
+    ) -> None:
         context = self._context
         match answer:
             case SubmittedCompanion(job_id=job_id, source=source):
-                self._asked[job_id] = number
+                self._asked[job_id] = request
                 context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
                 context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
             case BorrowAnswer():
-                self._starts.begin(self._on_lent(number, answer, now), now)
+                self._starts.begin(self._on_lent(request, answer, now), now)
             case StraysCancelled(jobs=jobs) if jobs:
                 listed = ", ".join(map(str, jobs))
                 context.note(f"cancelled companions whose submission had no answer: {listed}", "", now)
             case NoAnswer(late=False, reason=reason):
-                self._on_lent(number, BorrowAnswer(refusals=((first, reason),)), now)
+                self._on_lent(request, BorrowAnswer(refusals=((first, reason),)), now)
 
     def step(self, now: Now) -> None:
         """Look for companions of earlier controllers again if Slurm did not answer."""
@@ -147,11 +147,10 @@ class Companions:
         if text:
             self._context.note(text, "", now)
 
-    def _on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> tuple[str, ...]:
+    def _on_lent(self, request: NodeRequest, answer: BorrowAnswer, now: Now) -> tuple[str, ...]:
         """Return the nodes that stand by now, on which agents are wanted."""
         context = self._context
-        is_fetched = number == self._fetched
-        is_late = not is_fetched and (number != self._wanted or self._answer is not None)
+        is_late = not request.is_open
         for job_id, node in {} if is_late else answer.nodes.items():
             context.record(ev.CompanionStarted(t=now.wall, job_id=job_id, node=node))
             context.emit(Say(text=f"companion {job_id} lends {node}"))
@@ -161,7 +160,7 @@ class Companions:
         over = [
             job
             for job, one in context.state.companions.items()
-            if not one.node and self._asked.get(job) == number
+            if not one.node and self._asked.get(job) is request
         ]
         if is_late:
             self.end((*over, *answer.nodes), "it is not needed any more", now)
@@ -169,11 +168,8 @@ class Companions:
         # Cancelled again if the borrower could not: a companion that still waits would start, and hold a
         # node.
         self.end(over, "it lends no node", now)
-        if is_fetched:
-            self._fetched = 0
-            return tuple(answer.nodes.values())
-        self._answer = answer
-        return ()
+        request.answer = answer
+        return tuple(answer.nodes.values()) if request is self._fetched else ()
 
     def end(self, jobs: Iterable[int], reason: str, now: Now) -> None:
         """Cancel companions."""
@@ -183,8 +179,9 @@ class Companions:
 
     def end_all(self, reason: str, now: Now) -> None:
         """Cancel all of them, also the ones that are being asked for."""
-        self.give_up()
-        self.give_up_fetching()
+        for request in (self._wanted, self._fetched):
+            if request is not None:
+                request.give_up()
         self.end(self._context.state.companions, reason, now)
 
     def _record_end(self, jobs: Iterable[int], reason: str, now: Now) -> None:

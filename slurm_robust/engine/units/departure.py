@@ -14,6 +14,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import AskAboutRun, FindKillWait, NoAnswer
+from slurm_robust.model.record import Record
 from slurm_robust.policy.leaving import (
     ASKING_S,
     KILL_WAIT_S,
@@ -31,6 +32,19 @@ LEASE_S = 8.0
 """An agent stays so long after the newest order to stay: a dead controller must not keep nodes."""
 
 RESEND_S = 1.0
+
+
+class OrderMeaning(Record):
+    """What an order to end means."""
+
+    reason: str
+    """Why the run ends."""
+    preempted: bool
+    """Slurm has said that it takes the nodes of this run for another job."""
+    requeued: bool
+    """Slurm has queued the job again."""
+    is_open: bool
+    """Slurm may yet say more."""
 
 
 class Departure:
@@ -65,24 +79,15 @@ class Departure:
         """A second order to end has come: nothing is waited for any more."""
         return self._is_at_once
 
-    @property
-    def preempted(self) -> bool:
-        """Whether Slurm has said that it takes the nodes of this run for another job."""
-        return self._is_preempted
-
-    @property
-    def requeued(self) -> bool:
-        """Whether Slurm has queued the job again."""
-        return self._is_requeued
-
-    def explained(self, order: str) -> str:
-        """Return why the run ends to which ``order`` came, by what Slurm has said of it."""
-        return explain(order, preempted=self._is_preempted, requeued=self._is_requeued)
-
-    def awaits_word(self, now: Now) -> bool:
-        """Return whether Slurm may yet say what an order means."""
+    def meaning(self, order: str, now: Now) -> OrderMeaning:
+        """Return what ``order`` means, by what Slurm has said until now."""
         is_due = self._ordered is not None and now.mono - self._ordered < WORD_S
-        return is_due and not (self._is_told or self._is_at_once)
+        return OrderMeaning(
+            reason=explain(order, preempted=self._is_preempted, requeued=self._is_requeued),
+            preempted=self._is_preempted,
+            requeued=self._is_requeued,
+            is_open=is_due and not (self._is_told or self._is_at_once),
+        )
 
     @property
     def termed(self) -> bool:

@@ -14,7 +14,7 @@ from msgspec import structs
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.progress import LASTING, most
 from slurm_robust.policy.silence import counted
-from slurm_robust.wire.messages import Heartbeat, Phase, Progress, Pulse
+from slurm_robust.wire.messages import Heartbeat, Progress, Pulse
 
 
 class Heard(Enum):
@@ -127,9 +127,17 @@ class Fleet:
         view = self._views.get(node)
         return view.heartbeat if view else None
 
-    def heartbeats(self, nodes: Iterable[str]) -> dict[str, Heartbeat]:
-        """Return the newest heartbeat of each of ``nodes`` that has sent one, in their order."""
+    def heartbeats(self, nodes: Iterable[str] | None = None) -> dict[str, Heartbeat]:
+        """Return the newest heartbeat of each of ``nodes`` that has sent one, in their order; by default of
+        all nodes.
+        """
+        nodes = self._views if nodes is None else nodes
         return {node: self._views[node].heartbeat for node in nodes if node in self._views}
+
+    def heard(self, nodes: Iterable[str], within_s: float, now: float) -> list[str]:
+        """Return which of ``nodes`` were heard within the last ``within_s`` and are not known to be dead."""
+        views = {node: self._views[node] for node in nodes if node in self._views}
+        return [node for node, view in views.items() if view.dead is None and now - view.heard <= within_s]
 
     def silence(self, node: str, now: float, since: float) -> float:
         """Return the seconds without a sign of life; for a node never heard of, seconds after ``since``."""
@@ -140,11 +148,6 @@ class Fleet:
         """Return whether ``node`` is known to be dead, or its :meth:`silence` is longer than ``limit_s``."""
         view = self._views.get(node)
         return (view is not None and view.dead is not None) or self.silence(node, now, since) > limit_s
-
-    def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
-        """Return whether every node describes workers of ``generation`` in one of ``phases``."""
-        heartbeats = [self.heartbeat(n) for n in nodes]
-        return all(b is not None and b.generation == generation and b.phase in phases for b in heartbeats)
 
     def exits(self, nodes: Iterable[str], generation: int, now: float) -> list[NodeExit]:
         """Return the ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""

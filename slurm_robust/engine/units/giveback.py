@@ -51,9 +51,9 @@ class GivingBack:
         self._looked = -math.inf
 
     def step(self, now: Now) -> None:
-        """Get further with each evicted node. Called while training gets on."""
+        """Get further with each evicted node while training gets on."""
         context = self._context
-        if now.mono - self._looked < LOOK_EVERY_S:
+        if not context.gets_on or context.config.mode != "act" or now.mono - self._looked < LOOK_EVERY_S:
             return
         self._looked, state = now.mono, context.state
         self._returns = {node: known for node, known in self._returns.items() if node in state.evicted}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import SaveEvidence
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Fault
+from slurm_robust.model.incident import Fault, finds_out_more
 from slurm_robust.model.world import OpenIncident
 
 DETECTING, REPEATING = "detecting", "repeating"
@@ -49,12 +51,6 @@ class Incidents:
         self._context = context
         self._clock: _Clock | None = None
 
-    @property
-    def number(self) -> int:
-        """The number of the open incident, else of the last one."""
-        state = self._context.state
-        return state.world.incident.number if state.world.incident else state.incidents
-
     def unwatched_s(self, now: Now) -> float:
         """Return the seconds since the earlier controller was heard, if its host is silent since; else 0.
 
@@ -89,16 +85,13 @@ class Incidents:
             )
         context.emit(Say(text=f"incident {number}: {detail} (detected after {detect_s:.2f} s)"))
 
-    def detected_s(self, now: Now) -> float:
-        """Return the seconds since the open incident was detected.
-
-        0 if none is open, or if another controller detected it.
-        """
-        return now.mono - self._clock.detected if self._clock is not None else 0.0
-
-    def decided(self, now: Now) -> None:
-        """Note that it is decided what to do; only the first decision of an incident counts."""
-        if self._clock is not None and self._clock.decided is None:
+    def decide(self, decided: ev.Decided, now: Now) -> None:
+        """Write down what is decided to do; the first decision that finds out nothing more is timed."""
+        # 0 if none is open, or if another controller detected it.
+        localise_s = now.mono - self._clock.detected if self._clock is not None else 0.0
+        self._context.record(structs.replace(decided, localise_s=localise_s))
+        self._context.emit(Say(text=f"incident {decided.incident}: {decided.reason}"))
+        if self._clock is not None and self._clock.decided is None and not finds_out_more(decided.actions):
             self._clock.decided = now.mono
 
     def stage(self, stage: str, now: Now) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.units.companions import Companions
+from slurm_robust.engine.units.companions import Companions, NodeRequest
 from slurm_robust.model import events as ev
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
@@ -18,15 +18,17 @@ class Replenishing:
     def __init__(self, context: Context, companions: Companions) -> None:
         self._context = context
         self._companions = companions
-        self._number = 0  # of its newest request
+        self._request: NodeRequest | None = None  # its newest
         self._until = 0.0
 
     def step(self, now: Now) -> None:
-        """Ask for what is missing when that is due. Called while training gets on."""
+        """Ask for what is missing when that is due, while training gets on."""
         context, companions = self._context, self._companions
-        if companions.fetches:
-            if companions.fetched == self._number and now.mono > self._until:
-                companions.give_up_fetching()
+        if not context.gets_on or context.config.mode != "act":
+            return
+        if (fetching := companions.fetching) is not None:
+            if fetching is self._request and now.mono > self._until:
+                fetching.give_up()
                 context.note("Slurm gave no answer to a request for standbys", "", now)
             return
         sources = self._context.rules.replenish_sources
@@ -45,4 +47,4 @@ class Replenishing:
         self._until = now.mono + borrowing_s(
             len(sources), config.companions.wait_s, config.slurm.timeout_s, missing
         )
-        self._number = companions.fetch(sources, missing, state.evicted, now)
+        self._request = companions.fetch(sources, missing, (), now)

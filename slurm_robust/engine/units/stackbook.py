@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.engine.asked_agents import AskedAgents
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
+from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken, TakeStacks
 
@@ -13,6 +14,17 @@ FRESH_S = 2.0
 
 MAX_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and heartbeats wait meanwhile."""
+
+
+class SampleRound(Record):
+    """What a round has brought."""
+
+    stacks: tuple[RankStacks, ...]
+    """By rank."""
+    missing: tuple[str, ...]
+    """Nodes that have not answered."""
+    limit_s: float
+    """How long they had, in seconds."""
 
 
 class StackBook:
@@ -27,11 +39,6 @@ class StackBook:
         self._number = 0
         self._generation = 0
         self._asked: AskedAgents[StacksTaken] = AskedAgents({}, context.started - FRESH_S)
-
-    @property
-    def limit_s(self) -> float:
-        """How long to wait for answers, in seconds."""
-        return self._asked.limit_s
 
     def ask(self, now: Now, native: tuple[int, ...] = ()) -> None:
         """Begin a round of all workers, unless one is under way; ``native``: as in the order."""
@@ -49,13 +56,12 @@ class StackBook:
         )
         self._asked = context.ask_agents(dict.fromkeys(context.world.slots, order), now)
 
-    def missing(self) -> list[str]:
-        """Return the nodes that have not answered."""
-        return self._asked.missing()
-
-    def is_over(self, now: Now) -> bool:
-        """Return whether all have answered or have had their time."""
-        return self._asked.is_over(now)
+    def taken(self, now: Now) -> SampleRound | None:
+        """Return the round when all have answered or have had their time; None before."""
+        if not self._asked.is_over(now):
+            return None
+        missing = tuple(self._asked.missing())
+        return SampleRound(stacks=self.all(), missing=missing, limit_s=self._asked.limit_s)
 
     def all(self) -> tuple[RankStacks, ...]:
         """Return the stacks so far, by rank."""
@@ -80,12 +86,12 @@ class StackBook:
         answers = tuple(self._asked.answers.values())
         some = answers[after : after + MAX_NODES]
         # A generation that has ended will not answer any more.
-        at_end = self.is_over(now) or generation != self._generation
+        at_end = self._asked.is_over(now) or generation != self._generation
         return StacksShown(
             number=self._number,
             generation=self._generation,
             nodes=self._asked.nodes,
             stacks=some,
             over=at_end and after + len(some) >= len(answers),
-            limit_s=self.limit_s,
+            limit_s=self._asked.limit_s,
         )

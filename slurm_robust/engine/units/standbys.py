@@ -124,7 +124,7 @@ class Standbys:
         """Return whether training goes on, and nothing needs a standby."""
         context = self._context
         is_over = bool(context.leaving or context.ending)
-        return context.trains and not is_over and context.world.incident is None
+        return context.gets_on and not is_over
 
     def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
         """Begin one quick test at a time. A node that its inspection finds wrong has been evicted before."""

@@ -18,6 +18,7 @@ from slurm_robust.engine.units.witnesses import Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
+from slurm_robust.model.record import Record
 from slurm_robust.model.startup import AGENT, ZYGOTE, phase_times
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import (
@@ -62,8 +63,42 @@ class Unstarted:
     """Nothing says why."""
     refused: dict[str, str] = field(default_factory=dict)
     """Slurm does not start the agent."""
-    left: tuple[str, ...] = ()
-    """Nodes of ``down`` that are up, but that Slurm has taken from the job."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Lent nodes of ``down`` that are up, but that Slurm has taken from the job, with their companion."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why the first start came to nothing, also of nodes that are waited for."""
+
+    @property
+    def over(self) -> dict[str, str]:
+        """All nodes for which waiting is over."""
+        return self.down | self.silent | self.refused
+
+
+@dataclass
+class AgentEnds:
+    """Ends of agents, each with Slurm's message."""
+
+    agents: dict[str, str] = field(default_factory=dict)
+    """Agents that ended; their nodes are silent since."""
+    steps: dict[str, str] = field(default_factory=dict)
+    """Nodes that are silent since the step of their agents ended."""
+    oom: dict[str, str] = field(default_factory=dict)
+    """Agents that ended for want of memory."""
+    soon: set[str] = field(default_factory=set)
+    """Agents that are heard and may end soon, since their step has."""
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """All nodes whose silence is explained by an end."""
+        return self.steps | self.agents
+
+
+class AgentRefusal(Record):
+    """An agent could not begin."""
+
+    text: str
+    code: int
+    """The exit code of the job if too many agents are refused."""
 
 
 class AgentStarts:
@@ -73,17 +108,11 @@ class AgentStarts:
         self._context, self._witnesses = context, witnesses
         witnesses.tell(self._on_witness)
         self._nodes: dict[str, _NodeStart] = {}
-        self._refused: dict[str, str] = {}
-        self.refused: Final[Mapping[str, str]] = MappingProxyType(self._refused)
+        self._refused: dict[str, AgentRefusal] = {}
+        self.refused: Final[Mapping[str, AgentRefusal]] = MappingProxyType(self._refused)
         """Why the agent of a node could not begin; only to be read."""
-        self._refusal_code: int = ExitCode.JOB_DIR
         self._all_ended = False
         self._let_go: dict[str, bool] = {}  # silent since their newest start; whether that is done
-
-    @property
-    def refusal_code(self) -> int:
-        """The exit code of the job if too many agents are refused."""
-        return self._refusal_code
 
     @property
     def all_ended(self) -> bool:
@@ -127,8 +156,7 @@ class AgentStarts:
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """Take in that the agent of ``node`` could not begin (its own message, from the step's output)."""
-        self._refused.setdefault(node, text)
-        self._refusal_code = code
+        self._refused.setdefault(node, AgentRefusal(text=text, code=code))
 
     def on_all_ended(self) -> None:
         """Take in that the step of the agents has ended."""
@@ -185,8 +213,15 @@ class AgentStarts:
         if again := found[StartAdvice.AGAIN]:
             self._start_again(again, now)
         down = found[StartAdvice.DOWN]
-        left = tuple(node for node in down if (word := starts[node].witness) is not None and word.left)
-        return Unstarted(down, found[StartAdvice.UNSTARTED], found[StartAdvice.REFUSED], left)
+        left = [node for node in down if (word := starts[node].witness) is not None and word.left]
+        lenders = context.state.lenders
+        return Unstarted(
+            down,
+            found[StartAdvice.UNSTARTED],
+            found[StartAdvice.REFUSED],
+            left={node: lenders[node] for node in left if node in lenders},
+            failed={node: why for node in missing if (why := self._nodes[node].failed)},
+        )
 
     def missed(self, node: str, now: Now) -> None:
         """Wait for the agent of ``node``, which had joined and is silent, as if it were started now."""
@@ -217,53 +252,28 @@ class AgentStarts:
         has_come = view is not None or start.missed or node in self._let_go or start.end is not None
         return not has_come and now.mono - start.at <= self._context.config.timings.agent_start_s
 
-    def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return which of ``nodes`` have agents that ended for want of memory, with Slurm's message."""
-        ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
-        return {
-            node: end.message for node, end in ends.items() if end is not None and _OOM.search(end.message)
-        }
-
-    def ended(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return which of ``nodes`` have agents that ended and are silent since, with Slurm's message."""
-        found: dict[str, str] = {}
+    def ends(self, nodes: Iterable[str], now: Now) -> AgentEnds:
+        """Return what is known of ends of the agents of ``nodes``."""
+        found = AgentEnds()
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
-            if start is None or start.end is None or not start.end.is_task:
-                continue
-            if view is None or view.heard <= start.ended:
-                found[node] = start.end.message
-        return found
-
-    def step_ended(self, nodes: Iterable[str], now: Now) -> dict[str, str]:
-        """Return which of ``nodes`` are silent since the step of their agents ended, with srun's message."""
-        found: dict[str, str] = {}
-        for node in nodes:
-            start, view = self._nodes.get(node), self._context.fleet.views.get(node)
-            if start is None or start.end is None:
+            if start is None or (end := start.end) is None:
                 continue
             heard = view.heard if view is not None else -math.inf
-            went = went_with_step(start.end, node, heard - start.ended)
-            if went and now.mono - heard > GRACE_S:
-                found[node] = start.end.message or f"srun ended with exit code {start.end.code}"
+            if _OOM.search(end.message):
+                found.oom[node] = end.message
+            if end.is_task and heard <= start.ended:
+                found.agents[node] = end.message
+            if went_with_step(end, node, heard - start.ended) and now.mono - heard > GRACE_S:
+                found.steps[node] = end.message or f"srun ended with exit code {end.code}"
+            if view is not None and may_yet_end(end, node, heard - start.ended):
+                found.soon.add(node)
         return found
-
-    def may_yet_end(self, node: str, now: Now) -> bool:
-        """Return whether the agent of ``node``, which is heard, may end soon, since its step has."""
-        start, view = self._nodes.get(node), self._context.fleet.views.get(node)
-        if start is None or start.end is None or view is None:
-            return False
-        return may_yet_end(start.end, node, view.heard - start.ended)
-
-    def failed(self, node: str) -> str:
-        """Return why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
-        start = self._nodes.get(node)
-        return start.failed if start is not None else ""
 
     def _why(self, start: Start) -> str:
         refusal = self.refused.get(start.node)
         fix = f"; fix: {start.end.fix}" if start.end is not None and start.end.fix else ""
-        return (f"{refusal}; " if refusal else "") + format_start(start) + fix
+        return (f"{refusal.text}; " if refusal is not None else "") + format_start(start) + fix
 
     def _seen(self, node: str, now: Now) -> Start:
         start = self._nodes[node]

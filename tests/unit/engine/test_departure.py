@@ -160,7 +160,7 @@ def test_a_next_controller_asks_what_the_order_means() -> None:
     later.order(job.now())
     job.act(job.core.on_tick(job.now()))
     assert questions(job) == asked + 1
-    assert later.awaits_word(job.now())
+    assert later.meaning("", job.now()).is_open
 
 
 def test_a_warning_of_a_preemption_is_told_as_one() -> None:
