@@ -35,6 +35,7 @@ from slurm_robust.engine.units.stackbook import StackBook
 from slurm_robust.engine.units.standby_watch import StandbyWatch
 from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
+from slurm_robust.engine.units.steps import Steps
 from slurm_robust.engine.units.storage import StorageListing
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
 from slurm_robust.model import events as ev
@@ -42,13 +43,13 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import MIN_AHEAD_S
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.findings import MAX_EVIDENCE, MAX_TEXT, Suspect
-from slurm_robust.model.progress import slowest
+from slurm_robust.model.incident import Fault
 from slurm_robust.model.state import JobState
+from slurm_robust.policy import decide
 from slurm_robust.util.text import one_line
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL, unknown_to
 
-PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
 QUIET = 2.5  # heartbeats after which no order is expected to reach an agent
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
 
@@ -101,6 +102,7 @@ class Core(Context):
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
         self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
+        self.steps: Final = Steps(self, self.storage, self.incidents, self.start_phases, now)
         self.standbys: Final = Standbys(self)
         self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
@@ -111,7 +113,6 @@ class Core(Context):
         self._held = False
         self._older: set[int] = set()  # versions of agents that were named
         self._ahead_s = 0.0  # this node's clock, of slurmctld's, as it was recorded
-        self._progress_at = self._watched_at = now.mono
         self._entered_by, self._stage_since = first, now.mono
         self._stage = table(first)
         self._stage.enter(self, now)
@@ -364,6 +365,14 @@ class Core(Context):
 
     # -- what stages use ---------------------------------------------------------------------------
 
+    def decide(self, fault: Fault, now: Now) -> ev.Decided:
+        """Ask the policy about ``fault``, and write down what it says before anything is done about it."""
+        self.standby_watch.step(now)  # standbys were unwatched while the generation was being ended
+        decided = decide(self.state, fault, now.wall, self.rules)
+        self.checkpoints.passed_over.judge_failure(fault, decided.verdict, now)
+        self.incidents.decide(decided, now)
+        return decided
+
     def tend(self, now: Now) -> None:
         """Step the units that work beside training while it runs."""
         self.standby_watch.step(now)
@@ -402,33 +411,6 @@ class Core(Context):
             evidence=tuple(line[:MAX_TEXT] for line in evidence[:MAX_EVIDENCE]),
         )
         self.ask(SaveSuspect(suspect=suspect), now)
-
-    def watch_progress(self, now: Now, *, force: bool = False) -> None:
-        """Write the newest step completed by all ranks every few seconds, and at ``force``."""
-        if not force and now.mono - self._watched_at < WATCH_EVERY_S:
-            return
-        self._watched_at = now.mono
-        records = self.progress(now)
-        if self.config.detect.non_finite:
-            records = [record.good for record in records]
-        if not self.is_progress(records):
-            return
-        self.storage.on_published(min(p.checkpoint for p in records), now)
-        if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:
-            return
-        self._progress_at = now.mono
-        last = slowest(records)
-        self.record(
-            ev.ProgressMade(
-                t=now.wall - last.age_s,
-                generation=self.world.generation,
-                step=last.step,
-                reported=all(p.reported for p in records),
-                spent=self.spent(now),
-                loss=last.loss,
-                grad_norm=last.grad_norm,
-            )
-        )
 
     def _answer(self, heartbeat: msg.Heartbeat, seq: int) -> None:
         """Tell the agent that it was heard, and that workers of another generation than today's must end."""

@@ -19,7 +19,6 @@ from slurm_robust.engine.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
-from slurm_robust.policy import decide
 from slurm_robust.policy.ladder import against
 
 
@@ -35,10 +34,7 @@ class Deciding:
         self._add_ended_agents(core, now)
         for node in self._fault.oom | self._fault.ended | self._fault.step_ended:
             core.starts.missed(node, now)  # its agent is started again, if we go on
-        core.standby_watch.step(now)  # unwatched while the generation was being ended
-        decided = decide(core.state, self._fault, now.wall, core.rules)
-        core.checkpoints.passed_over.judge_failure(self._fault, decided.verdict, now)
-        core.incidents.decide(decided, now)
+        decided = core.decide(self._fault, now)
         for action in decided.actions:
             self._next = self._carry_out(core, action, decided, now) or self._next
         kinds = {type(action) for action in decided.actions}
@@ -67,9 +63,7 @@ class Deciding:
                 unproven = decided.verdict.unproven
                 core.evict(node, decided.verdict.reason, now, decided.incident, evidence, unproven=unproven)
             case inc.RestartAgents(nodes=nodes):
-                if not self._fault.alive:
-                    core.fleet.forget_silent(now.mono, core.config.timings.node_dead_s)
-                core.starts.begin(nodes, now)
+                core.starts.begin(nodes, now, forget_silent=not self._fault.alive)
             case inc.Restart():
                 return ToGathering()
             case inc.Diagnose() | inc.Replay() | inc.QuickTest():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slurm_robust.engine.clock import Now
-from slurm_robust.engine.context import Context
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.over import begun_by
@@ -23,11 +22,9 @@ from slurm_robust.engine.transitions import (
     ToStopping,
     Transition,
 )
-from slurm_robust.engine.units.incidents import REPEATING
 from slurm_robust.engine.units.scheduler import CheckpointScheduler
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.model.progress import Progress, slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import format_tiers
 from slurm_robust.util.hostlist import fold
@@ -92,7 +89,6 @@ class Launching:
 
     def _write_orders(self, core: Core, first: Heartbeat) -> None:
         state, placement, plan = core.state, core.world.placement, self._point.plan
-        peers = core.copies.peers()
         for slot, node in enumerate(placement.slots):
             self._orders[node] = Launch(
                 epoch=state.epoch,
@@ -108,7 +104,7 @@ class Launching:
                 layout=self._point.layout,
                 restore_layout=self._point.cut_from,
                 sources=plan.sources[node] if plan else (),
-                peers=peers.get(node, ()),
+                peers=self._point.peers.get(node, ()),
                 stride=state.world.stride,
                 announce_step=state.world.incident.step + 1 if state.world.incident else 0,
             )
@@ -159,61 +155,6 @@ class Launching:
                 core.send(node, order)
 
 
-PROGRESS_S = 600.0
-"""Seconds between two lines that say how far training is."""
-
-
-_NOT_SAVED = (
-    "; not protected: its steps, as the script does not save them with Checkpointer; after a restart it "
-    "begins where it resumes by itself"
-)
-
-
-class ProgressLog:
-    """Says the first step of a generation and then, every ten minutes, how far training is."""
-
-    def __init__(self, launched: float | None, now: Now) -> None:
-        """``launched``: monotonic time of the launch, None if another controller launched it."""
-        self._launched = launched
-        self._said_at = now.mono
-        self._said_step: int | None = None
-
-    def first_step(self, context: Context, last: Progress, now: Now) -> None:
-        """Take in that ``last`` of all ranks has completed its first step; its age is as of ``now``."""
-        what = f"first step (step {last.step})" if last.reported else "first optimizer step"
-        after = ""
-        if self._launched is not None:
-            after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
-        generation = context.world.generation
-        lacks = _NOT_SAVED if generation == 1 and not last.reported else ""
-        context.emit(Say(text=f"generation {generation}: {what} is done{after}{_loss(last)}{lacks}"))
-        self._said_at, self._said_step = now.mono, last.step
-
-    def step(self, context: Context, now: Now) -> None:
-        """Say how far training is when it is due."""
-        quiet_s = now.mono - self._said_at
-        if quiet_s < PROGRESS_S:
-            return
-        self._said_at = now.mono
-        records = context.progress(now)
-        if not context.is_progress(records):
-            context.emit(Say(text=f"generation {context.world.generation}: no step is done yet", ettr=True))
-            return
-        last = slowest(records)
-        done, before = last.step, self._said_step
-        self._said_step = done
-        if before is not None and done <= before:
-            text = f"no new step for {quiet_s:.0f} s; step {done} is done"
-        else:
-            pace = f", {quiet_s / (done - before):.3g} s a step" if before is not None else ""
-            text = f"step {done} is done{_loss(last)}{pace}"
-        context.emit(Say(text=text, ettr=True))
-
-
-def _loss(record: Progress) -> str:
-    return f", loss {record.loss:.4g}" if record.loss is not None else ""
-
-
 class Running:
     """All ranks are alive."""
 
@@ -221,24 +162,21 @@ class Running:
         self._agents = begin.agents
         self._launched = begin.launched
         self._since = 0.0
-        self._first_step_seen = False
         self._scheduler: CheckpointScheduler | None = None
-        self._course: ProgressLog | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Remember since when silence counts."""
         self._since = now.mono
-        self._first_step_seen = core.world.steps_here >= 0
+        core.steps.begin(self._launched, now)
         self._scheduler = CheckpointScheduler(core, core.storage, now)
-        self._course = ProgressLog(self._launched, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Watch progress and fault; end when all ranks are done."""
-        self._watch_steps(core, now)
-        if self._course is not None:
-            self._course.step(core, now)
+        seen = core.steps.follow(now)
+        if seen is not None and self._scheduler is not None:
+            self._scheduler.step(seen.records, seen.slowest, now)
         if (last := last_exits(core, now)).is_done:  # before an order to end, which came too late
-            core.watch_progress(now, force=True)
+            core.steps.write(now, force=True)
             end = ToEnding(code=0, reason=last.reason)
             core.record(begun_by(end, now.wall, saves=True))  # first: without it a next controller trains on
             core.checkpoints.finish(end.reason, now)
@@ -261,41 +199,9 @@ class Running:
         core.tend(now)
         return None
 
-    def _watch_steps(self, core: Core, now: Now) -> None:
-        state = core.state
-        records = core.progress(now)
-        if not core.is_progress(records):
-            return
-        last = slowest(records)
-        reported = all(p.reported for p in records)
-        if not self._first_step_seen:
-            self._first_step_seen = True
-            if self._course is not None:
-                self._course.first_step(core, last, now)
-            core.record(
-                ev.FirstStep(
-                    t=now.wall - last.age_s,
-                    generation=state.world.generation,
-                    step=last.step,
-                    reported=reported,
-                    spent=core.spent(now),
-                )
-            )
-            took_s = None if self._launched is None else max(0.0, now.mono - last.age_s - self._launched)
-            core.start_phases.record(now, took_s)
-            core.incidents.stage(REPEATING, now)
-        incident = state.world.incident
-        # Without step reports it is unknown which step is new; the first of the new generation counts.
-        if incident is not None and (not reported or last.step > incident.step):
-            core.watch_progress(now, force=True)
-            core.incidents.close(last.step, last.age_s, now)
-        core.watch_progress(now)
-        if self._scheduler is not None:
-            self._scheduler.step(records, last, now)
-
     def _on_detected(self, core: Core, fault: Fault, now: Now) -> Transition:
         if fault.symptom is Symptom.HANG and not fault.low_confidence:
-            core.watch_progress(now, force=True)
+            core.steps.write(now, force=True)
             core.incidents.open(fault, now)
         if fault.symptom in (Symptom.HANG, Symptom.SLOW):
             return ToLocalising(agents=self._agents, fault=fault)

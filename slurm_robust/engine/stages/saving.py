@@ -149,7 +149,7 @@ class Saving:
         if not core.config.checkpoint.memory or not isinstance(then, ToEnding) or then.code == 0:
             return
         if core.world.running:
-            core.watch_progress(now, force=True)
+            core.steps.write(now, force=True)
         newest, stored = core.world.best_step, core.storage.newest_step
         if newest <= stored:
             return

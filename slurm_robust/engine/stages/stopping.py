@@ -131,7 +131,7 @@ class Stopping:
 
     def _wait_for_workers(self, core: Core, now: Now) -> bool:
         """Return whether every node has stopped, is lost, or cannot stop its workers."""
-        core.watch_progress(now)
+        core.steps.write(now)
         timings = core.config.timings
         waited = now.mono - self._since
         most_s = min(timings.kill_wait_s, LEAVING_S) if core.leaving else timings.kill_wait_s
@@ -174,9 +174,7 @@ class Stopping:
     def _record_end(self, core: Core, now: Now) -> None:
         if not core.world.running:
             return  # nothing was launched since the last end
-        core.watch_progress(now, force=True)
-        if core.world.steps_here < 0:
-            core.start_phases.record(now)
+        core.steps.end(now)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
         silent = tuple(
             n

@@ -116,7 +116,7 @@ def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
     """Write down that training is not productive any more, and stop it; in observe mode, only watch."""
     incident = core.world.incident
-    core.watch_progress(now, force=True)
+    core.steps.write(now, force=True)
     if incident is None or incident.symptom is not fault.symptom or _is_another(core, incident, fault):
         core.incidents.open(fault, now)
     seen = {node: known.alerts for node, known in core.fleet.heartbeats().items() if known.alerts}

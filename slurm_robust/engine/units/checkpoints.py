@@ -14,7 +14,7 @@ from slurm_robust.engine.units.new_parts import NewParts
 from slurm_robust.engine.units.passed_over import PassedOver
 from slurm_robust.engine.units.storage import StorageListing
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.copies import CheckpointId, Peer, Tier
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
@@ -35,6 +35,8 @@ class RestorePoint(Record):
     """Identity of its parallel layout."""
     is_settled: bool = True
     """Storage has said what it has, or memory alone has something to restore."""
+    peers: dict[str, tuple[Peer, ...]] = {}
+    """Where the copies of its ranks go, for each node."""
     goes_first: Way | None = None
     """A newer checkpoint of memory can be restored only from storage, so it has to go there first: another
     number of ranks took it, or some of its parts must be made anew.
@@ -88,6 +90,7 @@ class Checkpoints:
             plan=plan,
             layout=self._context.layout.identity(),
             is_settled=is_new or listed is not None or self._memory_suffices(now),
+            peers=self.copies.peers(),
             goes_first=self._goes_first(plan, now),
             cut_from=world.layouts[plan.ref.generation] if plan is not None and is_cut else "",
             beginning=None if plan is not None else self._beginning(now),

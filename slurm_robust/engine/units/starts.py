@@ -119,8 +119,13 @@ class AgentStarts:
         """Whether the step of the agents has ended since the last start."""
         return self._all_ended
 
-    def begin(self, nodes: tuple[str, ...], now: Now) -> None:
-        """Start agents on ``nodes``: nothing that was before counts."""
+    def begin(self, nodes: tuple[str, ...], now: Now, *, forget_silent: bool = False) -> None:
+        """Start agents on ``nodes``: nothing that was before counts.
+
+        ``forget_silent``: nor does what other silent nodes have said, for no agent of a slot is left.
+        """
+        if forget_silent:
+            self._context.fleet.forget_silent(now.mono, self._context.config.timings.node_dead_s)
         for node in nodes:
             self._nodes[node] = _NodeStart(first=now.mono, at=now.mono)
             self._context.fleet.forget(node)

@@ -391,7 +391,7 @@ def test_a_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_a
     job = Job(config=ONLY_TESTS)
     job.answers_tests = False
     train(job, SETTLED_S + 2)
-    job.core.watch_progress(job.now(), force=True)
+    job.core.steps.write(job.now(), force=True)
     job.core.incidents.open(Fault(symptom=Symptom.HANG, detail="no step", detect_s=15.0), job.now())
     job.pass_time(1)
     assert job.ended_tests == [1]
