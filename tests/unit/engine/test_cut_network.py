@@ -7,7 +7,7 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Evict, Symptom
+from slurm_robust.model.incident import Blame, Evict, Symptom
 from slurm_robust.testing.sim.job import Sim
 from tests.unit.engine.stories import blames_nobody, evicted, gets_on, opened, requeues, trained
 
@@ -92,6 +92,8 @@ def test_nodes_that_stay_away_are_gone_on_without_and_blamed_for_nothing() -> No
     assert sim.stage == "Unreachable"
     sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
     assert (requeues(sim), evicted(sim)) == ([()], set())
+    (verdict,) = [decided.verdict for decided in sim.events(ev.Decided) if decided.verdict is not None]
+    assert verdict.blame is Blame.NOBODY
 
 
 def test_nodes_that_slurm_has_given_up_are_not_waited_for() -> None:
@@ -147,6 +149,7 @@ def test_a_training_that_does_not_go_on_after_the_network_does_hangs() -> None:
     heal(sim, "n2", "n3", "n4")
     sim.run_until(lambda: sim.state.world.generation == 2, within_s=200.0)
     assert Symptom.HANG in opened(sim) + [event.symptom for event in sim.events(ev.SymptomAdded)]
+    assert evicted(sim) <= {"n2"}
 
 
 def test_a_standby_whose_agent_has_ended_is_no_sign_of_a_cut_network() -> None:
