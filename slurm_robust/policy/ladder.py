@@ -56,9 +56,10 @@ def unexplained(fault: Fault) -> Unexplained:
         why = f"; {found.reason}" if found is not None and found.reason else ""
         return Unexplained(signature=_by_symptom(fault.symptom), reason=fault.detail + why)
     if fault.root is None:
+        is_said = fault.symptom is Symptom.LAUNCH_FAILED and fault.detail
         return Unexplained(
             signature=Signature(kind=FaultKind.SILENT_END),
-            reason="the workers ended without an exit that explains it",
+            reason=fault.detail if is_said else "the workers ended without an exit that explains it",
         )
     exit = fault.root.exit
     what = exit.describe().partition(": ")[2]

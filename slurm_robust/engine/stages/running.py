@@ -155,6 +155,19 @@ class Launching:
                 core.send(node, order)
 
 
+def _lost_order(core: Core) -> Fault | None:
+    """Return the fault of nodes that were cut off while their generation was launched.
+
+    Nothing repeats their order any more, and the ranks of the others wait for theirs.
+    """
+    heartbeats, generation = core.fleet.heartbeats(core.world.slots), core.world.generation
+    without = [node for node, heartbeat in heartbeats.items() if heartbeat.generation < generation]
+    if not without:
+        return None
+    detail = f"{fold(without)} did not get the order to start workers of generation {generation}"
+    return Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=0.0)
+
+
 class Running:
     """All ranks are alive."""
 
@@ -185,7 +198,7 @@ class Running:
             return ToStopping(reason=core.leaving)
         if core.ending and core.departure.termed:
             return ToStopping(reason=core.ending)  # the ranks were told to end, too: no newer step comes
-        fault = find_fault(core, self._agents, self._since, now)
+        fault = find_fault(core, self._agents, self._since, now) or _lost_order(core)
         if fault is not None:
             return leave(core, self._agents, fault, now)
         if core.departure.undecided(now):

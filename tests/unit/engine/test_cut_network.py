@@ -158,3 +158,17 @@ def test_a_standby_whose_agent_has_ended_is_no_sign_of_a_cut_network() -> None:
     sim.node_dies("n2")
     gets_on(sim, 2)
     assert (evicted(sim), requeues(sim), sim.state.world.slots) == ({"n2"}, [], ("n1", "n3"))
+
+
+@pytest.mark.parametrize("nodes", [("n3", "n4"), ("n2", "n3", "n4")], ids=["half", "all others"])
+def test_nodes_that_are_cut_off_while_they_are_launched_are_launched_again(nodes: tuple[str, ...]) -> None:
+    """The order is lost on its way, and only a launch repeats it."""
+    sim = trained(4, config=NO_TAKEOVER)
+    sim.kill_rank(1)
+    sim.run_until(lambda: sim.stage == "Launching", within_s=60.0)
+    sim.partition(*nodes, fabric=True)
+    sim.run(30.0)
+    assert sim.stage == "Unreachable"
+    heal(sim, *nodes)
+    gets_on(sim, 3)
+    assert (blames_nobody(sim), sim.state.world.slots) == (True, FOUR)
