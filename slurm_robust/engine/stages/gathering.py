@@ -134,10 +134,9 @@ class Gathering:
         if not core.storage.settle(now):
             return None
         point = core.checkpoints.restore_point(now)
-        if point.is_settled:
-            return point
-        core.storage.ask_again(now)
-        return None
+        if point is None:
+            core.storage.ask_again(now)
+        return point
 
     def _refusal(self, core: Core) -> Transition | None:
         """Return the end of the run if too many nodes do not see the job directory: no node is at fault."""

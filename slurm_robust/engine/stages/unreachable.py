@@ -148,7 +148,7 @@ class Unreachable:
         """Return why the wait for the nodes is over, "" while it is not."""
         # While some come back, others may, too.
         standbys = len(standbys_heard(core, now)) if self._is_settled(core, now) else 0
-        steps = core.checkpoints.without(silent, now).repeated if standbys >= len(silent) else 0
+        steps = core.checkpoints.repeated(silent, now) if standbys >= len(silent) else 0
         pace = core.monitor.pace
         repeated_s = steps * (pace.p50_s or pace.p99_s)
         if repeated_s > PATIENT_S and not self._is_patience_said:

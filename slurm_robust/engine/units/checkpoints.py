@@ -33,8 +33,6 @@ class RestorePoint(Record):
     """What it restores, None to begin at step 0."""
     layout: str
     """Identity of its parallel layout."""
-    is_settled: bool = True
-    """Storage has said what it has, or memory alone has something to restore."""
     peers: dict[str, tuple[Peer, ...]] = {}
     """Where the copies of its ranks go, for each node."""
     goes_first: Way | None = None
@@ -50,7 +48,7 @@ class RestorePoint(Record):
     cut: str = ""
     """What people are told if ranks have come or gone since the checkpoint was taken."""
     passed_over: tuple[str, ...] = ()
-    """What is newer and counts but for a ban, a line for each, newest first."""
+    """One line for each newer checkpoint that only a ban rules out, newest first."""
 
     @property
     def step(self) -> int:
@@ -65,8 +63,6 @@ class WithoutNodes(Record):
     """A newer step that needs parts of these nodes."""
     instead: str
     """How training goes on without them: ``training goes on from step 10 from storage``, say."""
-    repeated: int
-    """How many steps it repeats then."""
 
 
 class Checkpoints:
@@ -80,16 +76,21 @@ class Checkpoints:
 
     # -- what is restored --------------------------------------------------------------------------
 
-    def restore_point(self, now: Now) -> RestorePoint:
-        """Seal what can be sealed, and return from where the next generation begins now."""
+    def restore_point(self, now: Now) -> RestorePoint | None:
+        """Seal what can be sealed, and return from where the next generation begins now.
+
+        None while that is open: storage has not said what it has, and memory alone has nothing to restore.
+        """
         self.copies.seal_pending(now)
-        world, listed, plan = self._context.world, self.storage.listed, self.choose(now)
+        world = self._context.world
         is_new = not (world.sealed or world.unsealed)
+        if not (is_new or self.storage.listed is not None or self._memory_suffices(now)):
+            return None
+        plan = self.choose(now)
         is_cut = plan is not None and self.copies.way(plan.ref.generation) is not Way.SAME
         return RestorePoint(
             plan=plan,
             layout=self._context.layout.identity(),
-            is_settled=is_new or listed is not None or self._memory_suffices(now),
             peers=self.copies.peers(),
             goes_first=self._goes_first(plan, now),
             cut_from=world.layouts[plan.ref.generation] if plan is not None and is_cut else "",
@@ -293,13 +294,16 @@ class Checkpoints:
     def without(self, gone: Collection[str], now: Now, newest: int | None = None) -> WithoutNodes:
         """Return what this generation loses with ``gone``; ``newest``: no later step counts."""
         world, missing = self._context.world, self.copies.missing(gone, now, newest)
-        step = self.copies.newest_without(gone, now) if world.running else -1
-        counts = self._context.config.checkpoint.memory and world.running and world.reports
-        return WithoutNodes(
-            missing=missing,
-            instead=self.new_parts.instead(missing, self._left(step, now)),
-            repeated=max(0, world.steps_here - max(step, world.restored_step)) if counts else 0,
-        )
+        step = self.copies.newest_without(gone, now, newest) if world.running else -1
+        return WithoutNodes(missing=missing, instead=self.new_parts.instead(missing, self._left(step, now)))
+
+    def repeated(self, gone: Collection[str], now: Now) -> int:
+        """Return how many steps of this generation training repeats without ``gone``."""
+        world = self._context.world
+        if not (self._context.config.checkpoint.memory and world.running and world.reports):
+            return 0
+        step = self.copies.newest_without(gone, now)
+        return max(0, world.steps_here - max(step, world.restored_step))
 
     def _left(self, step: int, now: Now) -> str:
         """Say from where training goes on if it is ``step`` of this generation; -1: an earlier one."""

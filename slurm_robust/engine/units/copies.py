@@ -59,11 +59,11 @@ class HeldCopies:
         ``of``: a generation of which all do.
         """
         state, fleet = self._context.state, self._context.fleet
-        layout = self._context.layout
+        layout, placement = self._context.layout, state.world.placement
         foreign = {g for g, old in state.world.layouts.items() if resharding.way(old, layout) is not Way.SAME}
         foreign.discard(of)
         found = []
-        for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.world.slots, n)):
+        for node in sorted(fleet.views, key=lambda n: (n in state.evicted, not placement.holds(n), n)):
             heartbeat = fleet.heartbeat(node)
             dead_s = self._context.config.timings.node_dead_s
             if heartbeat is None or fleet.is_silent(node, dead_s, now.mono, now.mono):
