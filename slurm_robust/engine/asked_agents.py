@@ -53,6 +53,11 @@ class AskedAgents(Generic[A]):
         """Return whether all have answered or have had their time."""
         return len(self.answers) == len(self.questions) or now.mono - self.since >= self.limit_s
 
+    def forgive(self, seconds: float) -> None:
+        """Do not count the last ``seconds`` against answers: nothing was heard meanwhile."""
+        self.since += seconds
+        self._sent += seconds
+
     def is_old(self, now: Now) -> bool:
         """Return whether to forget it."""
         return now.mono - self.since > self.limit_s + KEEP_S

@@ -10,7 +10,7 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import SaveStacks
 from slurm_robust.engine.stages.watch import all_done, find_fault, leave
 from slurm_robust.engine.transitions import ToLocalising, ToRunning, ToStopping, Transition
-from slurm_robust.engine.units.stackbook import SampleRound
+from slurm_robust.engine.units.stackbook import StackRound
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.sampling import Sampling, reason_to_go_on
@@ -67,7 +67,7 @@ class Localising:
         self._since, self._waits_until = now.mono, None
         core.stacks.ask(now, sampling.native)
 
-    def _conclude(self, core: Core, sampling: Sampling, taken: SampleRound, now: Now) -> Transition | None:
+    def _conclude(self, core: Core, sampling: Sampling, taken: StackRound, now: Now) -> Transition | None:
         stacks, missing = taken.stacks, taken.missing
         if missing and missing not in self._silent:
             self._silent.add(missing)

@@ -16,7 +16,7 @@ MAX_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and heartbeats wait meanwhile."""
 
 
-class SampleRound(Record):
+class StackRound(Record):
     """What a round has brought."""
 
     stacks: tuple[RankStacks, ...]
@@ -30,8 +30,8 @@ class SampleRound(Record):
 class StackBook:
     """The newest sample round.
 
-    Agents carry out one order after the other, so a second round would come too late to count as answered.
-    Hence a request during a round gets that round.
+    Agents carry out one order after the other, so a second round would miss its time. A request during a
+    round gets that round, and a person's request begins none before the policy has had its own.
     """
 
     def __init__(self, context: Context) -> None:
@@ -39,9 +39,14 @@ class StackBook:
         self._number = 0
         self._generation = 0
         self._asked: AskedAgents[StacksTaken] = AskedAgents({}, context.started - FRESH_S)
+        self._is_awaited = False  # by the policy
 
     def ask(self, now: Now, native: tuple[int, ...] = ()) -> None:
-        """Begin a round of all workers, unless one is under way; ``native``: as in the order."""
+        """Begin a round for the policy, unless one is under way; ``native``: as in the order."""
+        self._is_awaited = True
+        self._begin(now, native)
+
+    def _begin(self, now: Now, native: tuple[int, ...] = ()) -> None:
         context = self._context
         if context.world.generation == self._generation and not self._asked.is_over(now):
             return
@@ -56,12 +61,13 @@ class StackBook:
         )
         self._asked = context.ask_agents(dict.fromkeys(context.world.slots, order), now)
 
-    def taken(self, now: Now) -> SampleRound | None:
+    def taken(self, now: Now) -> StackRound | None:
         """Return the round when all have answered or have had their time; None before."""
         if not self._asked.is_over(now):
             return None
+        self._is_awaited = False
         missing = tuple(self._asked.missing())
-        return SampleRound(stacks=self.all(), missing=missing, limit_s=self._asked.limit_s)
+        return StackRound(stacks=self.all(), missing=missing, limit_s=self._asked.limit_s)
 
     def all(self) -> tuple[RankStacks, ...]:
         """Return the stacks so far, by rank."""
@@ -80,9 +86,10 @@ class StackBook:
         world = self._context.world
         generation = world.generation if world.running else 0
         after = wish.after if self.knows(wish) else 0
-        is_fresh = generation == self._generation and now.mono - self._asked.since < FRESH_S
+        fresh_s = FRESH_S + (self._asked.limit_s if self._is_awaited else 0.0)
+        is_fresh = generation == self._generation and now.mono - self._asked.since < fresh_s
         if not self.knows(wish) and not is_fresh:
-            self.ask(now)
+            self._begin(now)
         answers = tuple(self._asked.answers.values())
         some = answers[after : after + MAX_NODES]
         # A generation that has ended will not answer any more.

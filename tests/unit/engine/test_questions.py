@@ -179,6 +179,21 @@ def test_a_controller_that_stood_still_counts_no_time_against_answers(job: Askin
     assert heard == [()]
 
 
+def test_a_controller_that_stood_still_counts_no_time_against_agents_either() -> None:
+    job = Job()
+    job.train_to(3)
+    job.mute = {"n1", "n2"}
+    job.core.stacks.ask(job.now())
+    job.tick()
+    job.mono += 60.0
+    job.core.on_stall(60.0, job.now())
+    assert job.core.stacks.taken(job.now()) is None
+    job.pass_time(60.0)
+    taken = job.core.stacks.taken(job.now())
+    assert taken is not None
+    assert taken.missing == ("n1", "n2")
+
+
 def test_an_answer_that_waits_to_be_taken_in_is_not_late(job: Asking) -> None:
     """What came meanwhile is taken in one after the other, before time is looked at."""
     other = job.order()

@@ -153,3 +153,15 @@ def test_a_hang_is_placed_by_the_sample_round_that_is_under_way() -> None:
     hung.mute.clear()
     hung.until(lambda: hung.core.world.generation == 2 or hung.code is not None, 30)
     assert {event.node for event in hung.events(ev.NodeEvicted)} == {"n3"}
+
+
+def test_a_person_takes_no_sample_round_away_from_the_policy() -> None:
+    running = job()
+    running.core.stacks.ask(running.now())
+    running.act(running.core.on_tick(running.now()))
+    (number,) = rounds(running)
+    running.mono += 3.0  # all have answered, and nobody has looked yet
+    assert ask(running, ShowStacks()).number == number
+    assert running.core.stacks.taken(running.now()) is not None
+    running.mono += 3.0
+    assert ask(running, ShowStacks()).number != number
