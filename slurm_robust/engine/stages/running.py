@@ -34,6 +34,8 @@ from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 RESEND_S = 2.0
 # GPUs that are free within this time are not worth a line.
 FREEING_S = 3.0
+HEARTBEATS = 3.0
+"""An agent that is heard again has sent a whole heartbeat after so many of its intervals."""
 
 
 class Launching:
@@ -155,19 +157,6 @@ class Launching:
                 core.send(node, order)
 
 
-def _lost_order(core: Core) -> Fault | None:
-    """Return the fault of nodes that were cut off while their generation was launched.
-
-    Nothing repeats their order any more, and the ranks of the others wait for theirs.
-    """
-    heartbeats, generation = core.fleet.heartbeats(core.world.slots), core.world.generation
-    without = [node for node, heartbeat in heartbeats.items() if heartbeat.generation < generation]
-    if not without:
-        return None
-    detail = f"{fold(without)} did not get the order to start workers of generation {generation}"
-    return Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=0.0)
-
-
 class Running:
     """All ranks are alive."""
 
@@ -198,11 +187,13 @@ class Running:
             return ToStopping(reason=core.leaving)
         if core.ending and core.departure.termed:
             return ToStopping(reason=core.ending)  # the ranks were told to end, too: no newer step comes
-        fault = find_fault(core, self._agents, self._since, now) or _lost_order(core)
+        fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)
         if core.departure.undecided(now):
             return None
+        if (fault := self._lost_order(core, now)) is not None:
+            return leave(core, self._agents, fault, now)
         if core.ending:
             # Before the first step there is nothing to checkpoint, and little time left.
             return ToCheckpointing(agents=self._agents) if core.trains else ToStopping(reason=core.ending)
@@ -211,6 +202,25 @@ class Running:
             return self._on_detected(core, fault, now)
         core.tend(now)
         return None
+
+    def _lost_order(self, core: Core, now: Now) -> Fault | None:
+        """Return the fault of nodes that were cut off while their generation was launched.
+
+        Nothing repeats their order any more, and the ranks of the others wait for theirs. Only what an agent
+        has said since counts: the newest heartbeat from before may be older than the order.
+        """
+        generation, whole_s = core.world.generation, HEARTBEATS * core.config.timings.heartbeat_s
+        without = [
+            node
+            for node in core.world.slots
+            if (view := core.fleet.views.get(node)) is not None
+            and view.heartbeat.generation < generation
+            and view.heard - self._since > whole_s
+        ]
+        if not without:
+            return None
+        detail = f"{fold(without)} did not get the order to start workers of generation {generation}"
+        return Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=now.mono - self._since)
 
     def _on_detected(self, core: Core, fault: Fault, now: Now) -> Transition:
         if fault.symptom is Symptom.HANG and not fault.low_confidence:
