@@ -49,7 +49,7 @@ class _Test:
 
 
 class Standbys:
-    """Called while training runs. Nothing here is a matter of life and death: what is lost comes again."""
+    """Called while training runs. Nothing here is critical: what is lost is sent again."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -60,6 +60,9 @@ class Standbys:
         self._test: _Test | None = None
         self._tests = 0  # so many were begun
         self._tried: dict[str, int] = {}  # by node: how often its quick test was begun
+        standbys = context.state.standbys.items()
+        # Of an earlier controller; its tests may run until they have had their time.
+        self._tested_before = {node for node, known in standbys if known.stage is StandbyStage.TESTING}
 
     def step(self, now: Now) -> None:
         """Write down what has changed, and order the next rehearsal when it is due."""
@@ -86,7 +89,7 @@ class Standbys:
     # -- quick tests -------------------------------------------------------------------------------
 
     def yield_to_training(self, now: Now) -> None:
-        """End the quick test when its node may be needed, or its time is over. Called at each turn."""
+        """End the quick test when its node may be needed. Called at each turn."""
         context, test = self._context, self._test
         if test is None:
             return
@@ -129,7 +132,7 @@ class Standbys:
     def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
         """Begin one quick test at a time. A node that its inspection finds wrong has been evicted before."""
         for node, heartbeat in heartbeats.items():
-            if self._is_to_be_tested(node) and heartbeat.ready and not _rehearses(heartbeat):
+            if self._is_to_be_tested(node, now) and heartbeat.ready and not _rehearses(heartbeat):
                 self._tests += 1
                 self._tried[node] = self._tried.get(node, 0) + 1
                 self._test = _Test(self._tests, node, now.mono)
@@ -144,9 +147,11 @@ class Standbys:
                 self._follow(node, heartbeat, now)
                 return
 
-    def _is_to_be_tested(self, node: str) -> bool:
-        context = self._context
-        if not context.config.standby.test_s or node in context.state.aside:
+    def _is_to_be_tested(self, node: str, now: Now) -> bool:
+        context, test_s = self._context, self._context.config.standby.test_s
+        if not test_s or node in context.state.aside:
+            return False
+        if node in self._tested_before and now.mono - context.started < test_s + MARGIN_S:
             return False
         return node not in context.state.standby_tests and self._tried.get(node, 0) < MAX_TESTS
 
@@ -217,7 +222,7 @@ class Standbys:
                 continue
             if not self._context.knows(node, Rehearse):
                 continue
-            if self._is_to_be_tested(node) or (self._test is not None and self._test.node == node):
+            if self._is_to_be_tested(node, now) or (self._test is not None and self._test.node == node):
                 continue
             agent, at = self._sent.get(node, ("", 0.0))
             if agent != heartbeat.agent or now.mono - at >= RESEND_S:

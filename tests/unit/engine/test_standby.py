@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig, StandbyConfig
 from slurm_robust.engine.transitions import ToReconnecting
+from slurm_robust.engine.units.standbys import MARGIN_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Fault, Symptom
@@ -417,14 +418,31 @@ def test_the_next_controller_tests_no_standby_twice() -> None:
     job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
     train(job, SETTLED_S + 10)
     assert under_test(job) == ["n3", "n4"]
-    agents = {node: heartbeat.agent for node, heartbeat in job.heartbeats.items()}
+    again = taken_over(job)
+    train(again, SETTLED_S + 10)
+    assert again.standby_tests == []
+
+
+def taken_over(job: Job) -> Job:
+    """The next controller of ``job`` trains."""
     history = (*job.journal, ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=2))
     again = Job(history=history, config=ONLY_TESTS, first=ToReconnecting(), clock=(job.mono, job.wall))
     again.heartbeats = dict(job.heartbeats)
     again.until(lambda: again.stage == "Running")
-    train(again, SETTLED_S + 10)
-    assert again.standby_tests == []
-    assert agents.keys() == {"n1", "n2", *TWO_SPARES}
+    return again
+
+
+def test_the_next_controller_waits_for_the_end_of_a_test_that_it_did_not_begin() -> None:
+    """Nothing ends that test, and two at a time on the same GPUs fail each other."""
+    job = Job(spares=("n3",), config=ONLY_TESTS)
+    job.answers_tests = False
+    train(job, SETTLED_S + 10)
+    assert under_test(job) == ["n3"]
+    again = taken_over(job)
+    train(again, ONLY_TESTS.standby.test_s + MARGIN_S - 5)
+    assert under_test(again) == []
+    train(again, 10)
+    assert under_test(again) == ["n3"]
 
 
 def test_observing_nothing_is_tested() -> None:
