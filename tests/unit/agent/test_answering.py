@@ -82,3 +82,34 @@ def test_only_so_many_of_the_newest_questions_are_answered(keep: int) -> None:
         while len(answers) < keep:
             answers += finished(answering)
         assert [answer.number for answer in answers] == [1, 2, 3][-keep:]
+
+
+def test_a_question_whose_answer_could_not_be_found_is_looked_into_again(
+    answering: Answering[NodesProbed],
+) -> None:
+    def fail() -> NodesProbed:
+        raise OSError("no buffer space")
+
+    answering.ask(question(1), fail)
+    assert finished(answering) == []
+    assert answering.ask(question(1), lambda: looked(1)) is None
+    assert finished(answering) == [looked(1)]
+
+
+def test_a_question_that_was_dropped_keeps_no_other_waiting(answering: Answering[NodesProbed]) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look() -> NodesProbed:
+        begun.set()
+        assert go_on.wait(LIMIT_S)
+        return looked(1)
+
+    answering.ask(question(1), look)
+    assert begun.wait(LIMIT_S)
+    answering.ask(question(2), refuse)
+    answering.ask(question(3), lambda: looked(3))
+    go_on.set()
+    answers: list[NodesProbed] = []
+    while not answers:
+        answers += finished(answering)
+    assert answers == [looked(3)]
