@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
+from slurm_robust.slurm.requeue_plan import RequeueCommand
 
 REQUEUED = "requeued"
 """The phase of a job that waits for its next run."""
@@ -19,6 +20,9 @@ PREEMPTED = "preempted"
 
 CANCELLED = "cancelled"
 """The phase of a job that Slurm or its owner ordered to end: nothing went wrong."""
+
+_OF_A_REQUEUE = {*(command.value for command in RequeueCommand), "begin requeue", "watcher", "shrink"}
+"""What a requeue writes down; other errands that end meanwhile say nothing of it."""
 
 
 def phase_of(
@@ -51,7 +55,8 @@ def phase_of(
 
 def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:
     """Return phase and reason of a requeue: whether Slurm has accepted it, else its refusal."""
-    orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
+    after = events[events.index(begun) :]
+    orders = [e for e in after if isinstance(e, ev.StageDone) and e.what in _OF_A_REQUEUE]
     if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
         return REQUEUED, begun.reason
     return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason
