@@ -199,6 +199,17 @@ def circles(graph: dict[str, set[str]]) -> dict[str, list[str]]:
     return {name: sorted(others & graph.keys()) for name, others in graph.items()}
 
 
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    """A reader who finds one by its name finds the only one. Users import ``RobustCallback`` by framework."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert twice.keys() == {"RobustCallback"}, twice
+
+
 def test_modules_import_each_other_in_no_circle() -> None:
     """Nor where the way back is deferred into a function, or for type checkers only."""
     graph = {dotted(path): facts(path).imported & NAMES - {dotted(path)} for path in MODULES}
