@@ -96,7 +96,7 @@ _STEP_POLL_S = 0.05
 
 
 MAX_PROBES = 8
-"""How many questions about other nodes are under way: a controller suspects no more nodes together."""
+"""How many questions about other nodes are answered: a controller never suspects more at a time."""
 
 MIN_TO_LOAD = 0.1
 """Share of the node's memory, or of the job's, that must be free for a second zygote."""

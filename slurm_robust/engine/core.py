@@ -306,7 +306,7 @@ class Core(Context):
         self.starts.on_end(end, now)
 
     def _on_refused(self, nodes: tuple[str, ...], now: Now) -> None:
-        """Take in that agents of ``nodes`` have ended: after a takeover their ports show it, and no srun."""
+        """Take in that agents of ``nodes`` have ended: after a takeover only their ports show it."""
         for node in nodes:
             is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
             if not (is_new or self.liveness.hears(node) or self.starts.ends((node,), now).agents):

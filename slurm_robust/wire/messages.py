@@ -206,7 +206,7 @@ class Stay(Record, tag_field="kind", tag="stay"):
 
 
 TRAVEL_S = 1.0
-"""Time for a question and its answer, beyond the time that finding it takes."""
+"""Seconds that a question and its answer travel, on top of the time that it takes to find the answer."""
 
 
 class AgentQuestion(Record, Generic[A]):
@@ -240,7 +240,7 @@ class TakeStacks(AgentQuestion[StacksTaken], tag_field="kind", tag="take_stacks"
 
     @property
     def limit_s(self) -> float:
-        """Return the time for the stacks, and that for the way."""
+        """Return the time for the stacks, plus travel time."""
         return self.budget_s + TRAVEL_S
 
 
@@ -254,7 +254,7 @@ class ProbeNodes(AgentQuestion[NodesProbed], tag_field="kind", tag="probe_nodes"
 
     @property
     def limit_s(self) -> float:
-        """Return the time for the probes, and that for the way."""
+        """Return the time for the probes, plus travel time."""
         return self.for_s + TRAVEL_S
 
 

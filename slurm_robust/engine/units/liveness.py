@@ -1,4 +1,4 @@
-"""Follows beacons, has kernels probed, and calls nodes dead of which nothing answers."""
+"""Follows beacons, has kernels probed, and declares a node dead when nothing on it answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Proof:
 
 
 class Liveness:
-    """Calls a node dead a moment after its power is cut; silent while beacons come."""
+    """Declares a node dead a moment after it loses power; does nothing while beacons arrive."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -66,7 +66,7 @@ class Unstarted:
     left: dict[str, int] = field(default_factory=dict)
     """Lent nodes of ``down`` that are up, but that Slurm has taken from the job, with their companion."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why the first start came to nothing, also of nodes that are waited for."""
+    """Why the first start failed, also on nodes that are still waited for."""
 
     @property
     def over(self) -> dict[str, str]:

@@ -19,8 +19,8 @@ PROGRESS_S = 600.0
 """Seconds between two lines that say how far training is."""
 
 _NOT_SAVED = (
-    "; not protected: its steps, as the script does not save them with Checkpointer; after a restart it "
-    "begins where it resumes by itself"
+    "; its steps are not protected: the script does not save them with Checkpointer, so a restart begins "
+    "wherever the script resumes by itself"
 )
 
 

@@ -18,7 +18,7 @@ PRUNE_EVERY_S = 1.0  # each reads a folder on shared storage
 
 
 class StorageListing:
-    """The newest list of storage. One list a generation: what ranks write later, they report."""
+    """The newest list of storage. It is made once a generation; ranks report what they write after that."""
 
     def __init__(self, context: Context, now: Now) -> None:
         self._context = context

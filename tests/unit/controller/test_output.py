@@ -186,7 +186,7 @@ def test_a_script_that_numbers_no_steps_has_a_first_one_too() -> None:
     job.train_to(0)
     (said,) = job.said[1:]
     assert said.startswith(
-        "generation 1: first optimizer step is done, 0.0 s after the launch; not protected: "
+        "generation 1: first optimizer step is done, 0.0 s after the launch; its steps are not protected: "
     )
 
 
