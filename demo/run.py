@@ -101,15 +101,15 @@ def follow(
     shown = ""
     while True:
         state, step = job.state(), job.step()
-        note = f"generation {state.generation}, {len(state.slots)} nodes"
-        if state.incident is not None:
-            note = f"incident {state.incident.number}: {state.incident.symptom.value}"
+        note = f"generation {state.world.generation}, {len(state.world.slots)} nodes"
+        if state.world.incident is not None:
+            note = f"incident {state.world.incident.number}: {state.world.incident.symptom.value}"
         progress.update(bar, completed=step + 1, note=note)
         line = f"{title}: step {(step + 1) // 50 * 50} of {steps}, {note}"
         if line != shown and not progress.console.is_terminal:
             shown = line  # a log has no bar that moves
             progress.console.print(line)
-        if waiting and step >= waiting[0].at_step and state.incident is None:
+        if waiting and step >= waiting[0].at_step and state.world.incident is None:
             fault = waiting.pop(0)
             progress.console.print(f"[yellow]fault:[/] {fault.name} at step {step}")
             fault.make(job)
@@ -131,7 +131,7 @@ def planned_faults(sandbox: Sandbox, steps: int) -> list[PlannedFault]:
         sandbox.fault.kill_rank(job.job_id, 2)
 
     def power_cut(job: JobRun) -> None:
-        sandbox.fault.power_cut(job.state().slots[-1])
+        sandbox.fault.power_cut(job.state().world.slots[-1])
 
     return [
         PlannedFault(steps // 3, "rank 2 is killed (SIGKILL)", kill_rank),
