@@ -17,8 +17,6 @@ from tests.waiting import wait_for
 
 E = TypeVar("E")
 SCRIPTS = Path(__file__).parent / "scripts"
-EAGER = Path(__file__).parent / "eager"
-"""PyTorch without its compiler (``sitecustomize.py``), which is enough for ``tiny.py``."""
 USER = "alice"
 SBATCH = """#!/bin/bash
 #SBATCH --no-kill --requeue --open-mode=append --signal=B:USR1@60 --time=30 --cpus-per-task=2
@@ -59,8 +57,6 @@ class ProtectedJob:
                 shutil.copy(script, self.home / script.name)
         self.out = self.home / f"{self.name}.sha"
         settings = "" if preparations else WITHOUT_PREPARATIONS
-        if "tiny.py" in options:
-            settings += f"export PYTHONPATH={EAGER}\n"
         options = options.replace("OUT", self.out.name)
         text = SBATCH.format(options=options, settings=settings + before)
         (self.home / f"{self.name}.sbatch").write_text(text)
