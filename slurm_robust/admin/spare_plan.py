@@ -190,7 +190,7 @@ def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
         for chance in made.chances:
             mark = f"the first above {100 * made.quantile:g} %" if chance.spares == made.at_once else ""
             table.add_row(str(chance.spares), f"{100 * chance.share:.4f} %", Text(mark))
-        return Group(facts_table(facts), *section("what so many spares are enough for", table))
+        return Group(facts_table(facts), *section("how often this many spares are enough", table))
 
     return render
 

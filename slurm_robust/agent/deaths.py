@@ -43,7 +43,7 @@ class DeathWatch:
     def still_s(self, pids: Collection[int], now: float) -> float | None:
         """Return the seconds since something moved at the killed workers ``pids``.
 
-        None if there are none, or if the kernel does not count what drivers release, so that it is unknown.
+        None without such workers, or if the kernel does not count what drivers release.
         """
         released = read_counters(self._proc / "vmstat").get(_RELEASED) if pids else None
         if released is None:

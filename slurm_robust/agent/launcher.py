@@ -71,7 +71,7 @@ class Launcher(Protocol):
         """Start, or start again after Gone. Raises ``OSError``."""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when :meth:`read` has something; -1 if there is none yet."""
+        """Return the descriptor that is readable when :meth:`read` has something; -1 before the start."""
 
     def read(self) -> list[LauncherMessage]:
         """Return all messages that came, oldest first."""

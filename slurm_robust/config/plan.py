@@ -57,6 +57,24 @@ class RunPlan(Record):
         """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""
         return checkpoints_of(self.config, self.training, directory, self.cwd)
 
+    def started(self, t: float, version: str) -> ev.RunStarted:
+        """Return the first event of the run, which ``version`` of slurm_robust began at ``t`` (Unix time)."""
+        return ev.RunStarted(
+            t=t,
+            run_id=self.run_id,
+            job_id=self.job_id,
+            kind=self.kind.value,
+            command=self.command,
+            cwd=self.cwd,
+            slots=self.slots,
+            spares=self.spares,
+            nproc_per_node=self.nproc_per_node,
+            version=version,
+            cluster=self.cluster,
+            array_task=self.array_task,
+            training=self.training,
+        )
+
 
 def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:
     """Return the parallel layout of a job. Raises :class:`~slurm_robust.model.layout.DoesNotDivide`."""

@@ -282,24 +282,7 @@ def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: Pre
     known = len(journal.events)
     if not journal.events:
         goes_on = (plan.continued,) if plan.continued is not None else ()
-        journal.append(
-            ev.RunStarted(
-                t=time.time(),
-                run_id=plan.run_id,
-                job_id=plan.job_id,
-                kind=plan.kind.value,
-                command=plan.command,
-                cwd=plan.cwd,
-                slots=plan.slots,
-                spares=plan.spares,
-                nproc_per_node=plan.nproc_per_node,
-                version=__version__,
-                cluster=plan.cluster,
-                array_task=plan.array_task,
-                training=plan.training,
-            ),
-            *goes_on,
-        )
+        journal.append(plan.started(time.time(), __version__), *goes_on)
     if journal.torn is not None:
         journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
     journal.append(

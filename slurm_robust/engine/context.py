@@ -197,7 +197,7 @@ class Context:
         """Do not count the last ``seconds`` against answers: nothing was heard meanwhile."""
         for pending in self._pending.values():
             pending.due += seconds
-        for asked in {id(asked): asked for asked in self._asked.values()}.values():
+        for asked in self._asked.values():
             asked.forgive(seconds)
 
     def answered(self, number: int) -> None:

@@ -105,7 +105,7 @@ def watch(
 ) -> int:
     """Watch until SIGTERM; the exit code. ``file``: the configuration, "" for the usual one.
 
-    ``report_failure`` is told of a round whose child did not end, or failed.
+    ``report_failure`` is called for a round whose child hangs or fails.
     """
     config = configuration_of_watch(file)
 

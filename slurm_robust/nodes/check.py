@@ -21,7 +21,7 @@ from slurm_robust.model.record import Record
 F = TypeVar("F", bound=Record)
 
 ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
-"""All that a command finds in its environment: what it says must not depend on who asks."""
+"""The whole environment of a command, so that its output does not depend on who runs it."""
 
 
 class CheckContext(str, Enum):

@@ -83,7 +83,7 @@ class MountSpec:
 
 
 def reaped() -> Iterator[int]:
-    """Yield the children that have ended, until there is none."""
+    """Yield the children that have ended, until none is left."""
     with suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
             yield pid

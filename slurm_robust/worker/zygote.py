@@ -134,7 +134,7 @@ class Zygote:
                 for worker in message.workers:
                     self._fork(message, worker, passed)
             case Serve():
-                # Fork a storage writer. Its end, or that there is none, shows at the socket.
+                # Fork a storage writer. The socket shows when it ends, or that it could not be forked.
                 try:
                     if passed and os.fork() == 0:
                         self._forget_parent()

@@ -35,7 +35,7 @@ RESEND_S = 2.0
 # GPUs that are free within this time are not worth a line.
 FREEING_S = 3.0
 HEARTBEATS = 3.0
-"""An agent that is heard again has sent a whole heartbeat after so many of its intervals."""
+"""Within this many intervals, an agent that is heard again has sent a whole heartbeat."""
 
 
 class Launching:

@@ -35,7 +35,7 @@ class StorageListing:
 
     @property
     def listed(self) -> Mapping[CheckpointId, Tier] | None:
-        """What is complete on storage by its last answer; None if there is none, or if that was no list."""
+        """The complete checkpoints that storage has listed; None without a list."""
         return self._listed
 
     def settle(self, now: Now) -> bool:

@@ -30,7 +30,7 @@ def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
         if gpu.ecc_enabled is None and gpu.uncorrected is None:
             continue
         findings = list(_ecc(view, config.gpu, gpu))
-        # The first failure; if there is none, what was said of uncorrected errors.
+        # The first failure, else the finding on uncorrected errors.
         yield next((found for found in findings if found.outcome is Outcome.FAIL), findings[1])
 
 

@@ -141,20 +141,7 @@ class SimController:
         env.mailboxes[self.epoch] = host, self._receive
         wall = self.now().wall
         if not journal:
-            journal.append(
-                ev.RunStarted(
-                    t=wall,
-                    run_id=plan.run_id,
-                    job_id=plan.job_id,
-                    kind=plan.kind.value,
-                    command=plan.command,
-                    cwd=plan.cwd,
-                    slots=plan.slots,
-                    spares=plan.spares,
-                    nproc_per_node=plan.nproc_per_node,
-                    version="simulated",
-                )
-            )
+            journal.append(plan.started(wall, "simulated"))
         if fold(journal).own_node != taken_from:
             taken_from = why = ""
         journal.append(
