@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import msgspec
 
 from slurm_robust.inspector.observation import Observation, decode
 from slurm_robust.model.job import InspectionSpec
+from slurm_robust.util.process import signal_group
 from slurm_robust.util.threads import Executor
 
 _ENDED = "inspection: it ended and is started again; see the agent's output"
@@ -104,7 +106,8 @@ class Inspector:
         self._channel.close()
         self._channel = None
         if self._process is not None:  # else it could not be started
-            self._process.kill()
+            # All of it: a child that was stopped before it could ask for that does not die with its parent.
+            signal_group(self._process.pid, signal.SIGKILL)
             self._ending.append(self._process)
             self._process = None
         if now - self._began > _LONG_S:
