@@ -350,7 +350,9 @@ class SimController:
         """Have the core hear an answer after as long as Slurm, or the test, takes."""
         asked, number = effect.question, effect.number
         self._note(asked)
-        if isinstance(asked, qs.BeginRequeue):
+        if (reply := self.env.replies.get(type(asked))) is not None:
+            reply(asked, partial(self.tell, number))
+        elif isinstance(asked, qs.BeginRequeue):
             self._requeue(asked, partial(self.tell, number, is_last=False))
         elif isinstance(asked, qs.BorrowNodes):
             self._borrow(number, asked)
@@ -387,6 +389,7 @@ class SimController:
     # -- its hands ---------------------------------------------------------------------------------
 
     def _send(self, effect: fx.Send) -> None:
+        self.env.note_sent(effect.node, effect.message)
         agent = self._agents.get(effect.node)
         if agent is not None:
             data = msg.encode(effect.message)

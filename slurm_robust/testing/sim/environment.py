@@ -1,4 +1,4 @@
-"""What the nodes of a simulated job share: time, chance, network, storage, and the addresses of
+"""What the parts of a simulated job share: time, chance, network, storage, and the addresses of
 controllers.
 """
 
@@ -6,17 +6,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any, Protocol
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.engine import questions as qs
 from slurm_robust.model.record import Record
 from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.sim.network import Network
 from slurm_robust.testing.sim.timeline import Timeline
 from slurm_robust.testing.sim.training import FakeStorage
 from slurm_robust.wire.epochs import EpochRecord
+from slurm_robust.wire.messages import Ack, FromController
 
 Mailbox = Callable[[str, bytes], None]
 """Takes a message, and the id of the agent that has sent it."""
+
+
+class Tell(Protocol):
+    """The way of an answer back to the controller that asked."""
+
+    def __call__(self, answer: object, *, is_last: bool = True) -> None:
+        """Have the controller hear ``answer`` in its next turn; more may follow one that is not the last."""
+
+
+Reply = Callable[[Any, Tell], None]
+"""Takes a question and answers it, now, later, several times or never."""
+
+
+def never(asked: qs.Question[Any], tell: Tell) -> None:
+    """Leave a question without an answer."""
+
+
+def always(*answers: object) -> Reply:
+    """Return a reply that gives these answers to each question; the last one ends it."""
+
+    def reply(asked: qs.Question[Any], tell: Tell) -> None:
+        for number, answer in enumerate(answers, start=1):
+            tell(answer, is_last=number == len(answers))
+
+    return reply
 
 
 class SimulatedPace(Record):
@@ -63,6 +91,10 @@ class Environment:
         self.storage = FakeStorage()
         self.epochs: list[EpochRecord] = []
         """Controllers that took the job, as the job directory names them."""
+        self.replies: dict[type[qs.Question[Any]], Reply] = {}
+        """What a test answers to questions of a kind, in place of the pretended world."""
+        self.sent: list[tuple[str, FromController]] = []
+        """What controllers have sent to the agent of a node, without acknowledgements."""
         self.mailboxes: dict[int, tuple[str, Mailbox]] = {}
         """By the epoch of a controller that lives its node, and what takes its messages."""
         self._pids = 1000
@@ -80,6 +112,11 @@ class Environment:
         """Return a number that no other process has."""
         self._pids += 1
         return self._pids
+
+    def note_sent(self, node: str, message: FromController) -> None:
+        """Keep what a controller sends, for the test to see."""
+        if not isinstance(message, Ack):
+            self.sent.append((node, message))
 
     def post(self, node: str, agent: str, epoch: int, data: bytes) -> None:
         """Send ``data`` from an agent to the controller ``epoch``; lost if that one is gone."""

@@ -21,7 +21,7 @@ Nothing sleeps, no thread runs, and the same seed gives the same life, event by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,10 +47,10 @@ from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.testing.sim.controller import SimController
-from slurm_robust.testing.sim.environment import Environment, SimulatedPace
+from slurm_robust.testing.sim.environment import Environment, Reply, SimulatedPace
 from slurm_robust.testing.sim.node import SimNode
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
-from slurm_robust.wire.messages import Phase
+from slurm_robust.wire.messages import FromController, Phase
 
 E = TypeVar("E", bound=ev.AnyEvent)
 
@@ -94,15 +94,19 @@ class Sim:
         pace: SimulatedPace | None = None,
         time_limit_s: float | None = None,
         leap_s: float = 0.0,
+        replies: Mapping[type[qs.Question[Any]], Reply] | None = None,
+        history: Iterable[ev.AnyEvent] = (),
     ) -> None:
         """``nodes`` hold ranks, ``spares`` stand by, and ``others`` are free for a next run.
 
         ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
-        much, and steps are not played one by one; for jobs of days.
+        much, and steps are not played one by one; for jobs of days. ``replies``: what the test answers to
+        questions of a kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
         self.env = Environment(self.config, pace or SimulatedPace(), seed, self.clock)
+        self.env.replies.update(replies or {})
         self.network, self.storage = self.env.network, self.env.storage
         self.training = SimulatedTraining(
             self.env.timeline,
@@ -121,7 +125,7 @@ class Sim:
         completing_s = self.env.pace.kill_wait_s + 2.0
         self.cluster = FakeCluster(names, clock=self.clock, completing_s=completing_s)
         self.slurm = FakeSlurm(self.cluster)
-        self.journal: list[ev.AnyEvent] = []
+        self.journal: list[ev.AnyEvent] = list(history)
         """All events of the job, as its journal holds them."""
         self.said: list[str] = []
         """The job's own output, line by line."""
@@ -132,6 +136,8 @@ class Sim:
         self.runs = 0
         self.refuses_requeue = False
         """Slurm requeues the job for nothing in the world (``--no-requeue``)."""
+        self.no_agent: dict[str, str] = {}
+        """Nodes on which srun starts no agent, and the line with which it ends."""
         self.refused: set[str] = set()
         """Nodes on which an agent could not begin, since storage refused: they look broken."""
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
@@ -190,6 +196,11 @@ class Sim:
         ranks = self.ranks
         whole = ranks and len(ranks) == self.state.world.placement.world_size
         return min(rank.step for rank in ranks.values()) if whole else -1
+
+    @property
+    def sent(self) -> list[tuple[str, FromController]]:
+        """What controllers have sent to the agents of nodes, without acknowledgements."""
+        return self.env.sent
 
     @property
     def waits_for_nodes(self) -> bool:
@@ -378,6 +389,16 @@ class Sim:
         if self.controller is not None:
             self.controller.stall(seconds)
 
+    def answer(self, kind: type[qs.Question[Any]], reply: Reply | None) -> None:
+        """Have ``reply`` answer all questions of ``kind`` from now on; None: the pretended world, again.
+
+        :func:`~.environment.always` and :func:`~.environment.never` make the usual ones.
+        """
+        if reply is None:
+            self.env.replies.pop(kind, None)
+        else:
+            self.env.replies[kind] = reply
+
     def slurm_is_silent(self, silent: bool = True) -> None:
         """Stop slurmctld from answering, or let it answer again."""
         self.cluster.unreachable = silent
@@ -478,7 +499,9 @@ class Sim:
     def _start_agent(self, plan: RunPlan, name: str) -> None:
         if plan is not self._plan or self._is_over:
             return
-        if self.storage.hangs:  # which has the job's keys
+        if name in self.no_agent and self.controller is not None:
+            self.controller.hear_step((name,), 1, (self.no_agent[name],), is_task=True)
+        elif self.storage.hangs:  # which has the job's keys
             self.env.timeline.after(RESTART_S, partial(self._start_agent, plan, name))
         elif not self.storage.fails:
             self.nodes[name].start_agent()

@@ -9,10 +9,13 @@ from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
-from slurm_robust.testing.sim.environment import SimulatedPace
+from slurm_robust.testing.sim.environment import SimulatedPace, always
 from slurm_robust.testing.sim.job import NotWithin, Sim
 
 SHORT = SimulatedPace(step_s=2.0, turn_s=0.5)
+
+
+USABLE = ev.SpareSetAside(t=0.0, node="", reason="", usable=True)
 
 
 def trains(sim: Sim, steps: int) -> None:
@@ -252,3 +255,19 @@ def test_what_does_not_come_is_told_with_where_the_job_is() -> None:
     sim = Sim(nodes=1, seed=16, pace=SHORT)
     with pytest.raises(NotWithin, match=r"stage Gathering(.|\n)*starting agents on n1"):
         sim.run_until(lambda: sim.step > 5, within_s=1.0)
+
+
+def test_a_test_answers_questions_in_place_of_the_pretended_world() -> None:
+    refused = qs.SlurmAnswer(said=qs.RequeueStatus.REFUSED, detail="not today")
+    sim = Sim(nodes=2, others=1, seed=3, replies={qs.BeginRequeue: always(refused)})
+    sim.run_until(lambda: sim.step >= 3, within_s=120.0)
+    sim.node_dies("n2")
+    assert sim.run_to_end(within_s=900.0) != 0
+    assert (sim.runs, any("not today" in line for line in sim.said)) == (1, True)
+
+
+def test_srun_can_say_why_it_starts_no_agent() -> None:
+    sim = Sim(nodes=2, spares=1, seed=3)
+    sim.no_agent["n3"] = "srun: error: n3: task 2: Exited with exit code 2"
+    sim.run_until(lambda: not sim.state.aside.get("n3", USABLE).usable, within_s=120.0)
+    assert sim.no_agent["n3"] in sim.state.aside["n3"].reason
