@@ -14,7 +14,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
 from tests.builders import incidents
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import trained
 from tests.unit.report import incident_journal
 
 
@@ -175,16 +175,15 @@ def test_a_lost_agent_is_named_before_the_rank_that_missed_it() -> None:
 
 def test_a_fault_that_comes_before_an_incident_is_over_is_told_and_changes_no_blame() -> None:
     """Another node dies, then a rank crashes, before the first new step."""
-    job = Job(("n1", "n2", "n3"), ("n4", "n5"))
-    job.train_to(5)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running")
-    job.power_cut("n3")
-    job.until(lambda: job.core.world.generation == 3 and job.stage == "Running")
-    job.kill_rank(0, signal=11)
-    job.until(lambda: job.core.world.generation == 4 and job.stage == "Running")
-    job.train_to(9)
-    (report,) = incident_reports(job.journal)
+    sim = trained(3, 2)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.state.world.generation == 2 and sim.stage == "Running", within_s=60.0)
+    sim.node_dies("n3")
+    sim.run_until(lambda: sim.state.world.generation == 3 and sim.stage == "Running", within_s=60.0)
+    sim.kill_rank(0, signal=11)
+    sim.run_until(lambda: sim.state.world.incident is None, within_s=120.0)
+    assert sim.state.world.generation == 4
+    (report,) = incident_reports(sim.journal)
     assert [sign.split(" ")[0] for sign in report.signs] == ["n2", "n3", "rank"]
     assert report.verdict is not None
     assert (report.verdict.blame, report.verdict.suspects) == (Blame.NODE, ("n2",))
@@ -193,5 +192,5 @@ def test_a_fault_that_comes_before_an_incident_is_over_is_told_and_changes_no_bl
     assert dict(facts(report))["blamed"].startswith("node n2 (")
     assert dict(facts(report))["other faults"].startswith("n3 ")
     totals = Tally()
-    totals.see(job.journal)
+    totals.see(sim.journal)
     assert [mark.blame for mark in totals.totals({}).marks] == ["node"]
