@@ -37,6 +37,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.journal import fold
+from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import takeover
 from slurm_robust.slurm.errors import RequeueDisabled, SlurmError
@@ -50,7 +51,7 @@ from slurm_robust.testing.sim.controller import SimController
 from slurm_robust.testing.sim.environment import Environment, Reply, SimulatedPace
 from slurm_robust.testing.sim.node import SimNode
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
-from slurm_robust.wire.messages import FromController, Phase
+from slurm_robust.wire.messages import FromController, Phase, TakeStacks
 
 E = TypeVar("E", bound=ev.AnyEvent)
 
@@ -289,6 +290,13 @@ class Sim:
             self._leap(min(self.now + self._leap_s, until, planned) - 1.0)
         return self.env.timeline.step(until)
 
+    def suspend(self, seconds: float) -> None:
+        """Stop all of the job, the controller too, for so long, as Slurm does when nodes are shared in turns.
+
+        Time passes, and nothing happens in it.
+        """
+        self.env.timeline.suspend(seconds)
+
     # -- what a test breaks ------------------------------------------------------------------------
 
     def rank(self, number: int) -> Rank:
@@ -305,15 +313,25 @@ class Sim:
         rank = self.rank(number)
         self.nodes[rank.node].end_worker(rank, code=code, error=error)
 
-    def hang_rank(self, number: int, *, unkillable: bool = False) -> None:
-        """Let a rank stand still while all others wait for it; ``unkillable``: no signal ends it."""
+    def hang_rank(
+        self,
+        number: int,
+        *,
+        unkillable: bool = False,
+        shows: Callable[[TakeStacks], RankStacks] | None = None,
+    ) -> None:
+        """Let a rank stand still while all others wait for it; ``unkillable``: no signal ends it.
+
+        ``shows`` makes its stacks; without, its process is stopped.
+        """
         rank = self.rank(number)
-        rank.stopped, rank.unkillable = True, unkillable
+        rank.stopped, rank.unkillable, rank.shows = True, unkillable, shows
 
     def resume_rank(self, number: int) -> None:
         """Let a rank that hung go on."""
         rank = self.rank(number)
         rank.stopped = rank.unkillable = False
+        rank.shows = None
         self.training.nudge(rank.generation)
 
     def spoil_rank(self, number: int) -> None:
@@ -447,7 +465,7 @@ class Sim:
         some = next(iter(ranks.values()))
         generation, checkpoint = some.generation, self.config.checkpoint
         ref = CheckpointId(step=step, generation=generation)
-        if checkpoint.memory:
+        if checkpoint.memory and self.training.reports:
             for rank in ranks.values():
                 self.nodes[rank.node].keep(rank.rank, Tier.MEMORY, ref)
             if step % (self.controller.core.state.world.stride if self.controller is not None else 1) == 0:

@@ -18,9 +18,10 @@ from slurm_robust.model.copies import CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
+from slurm_robust.model.progress import Traffic
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.testing.sim.environment import Environment
-from slurm_robust.testing.sim.training import Rank, SimulatedTraining, doing, waiting
+from slurm_robust.testing.sim.training import Rank, SimulatedTraining
 from slurm_robust.wire import messages as msg
 from slurm_robust.worker.spawning import Exited, Ready, Spawned
 
@@ -61,6 +62,8 @@ class SimNode:
         """Processes that live, by pid."""
         self.alerts: tuple[Alert, ...] = ()
         """What the inspection of the node sees."""
+        self.traffic: Traffic | None = None
+        """What its links carry, None if that is not known."""
         self.is_broken = False
         """Tests of it fail."""
         self.spoils = False
@@ -291,6 +294,11 @@ class SimAgent:
         self.state.warned = self._wanted = True
         self._turn()
 
+    def learn(self, *modules: str) -> None:
+        """Learn what rank 0 has imported besides numpy, which it imports by its first step."""
+        self._book.learn(modules)
+        self.beat()
+
     def on_step(self, step: int) -> None:
         """Take in that its ranks have completed ``step`` with all others."""
         some = next(iter(self.ranks.values()))
@@ -303,16 +311,21 @@ class SimAgent:
             self._book.learn(("numpy",))
         if first or step == launch.announce_step:
             self._wanted = True
-        if 0 <= self._flush <= step:
-            if step == self._flush:  # else a leap has passed over it
+        if self.node.training.reports:
+            self._store(ref, launch)
+        if self._wanted:
+            self._turn()
+
+    def _store(self, ref: CheckpointId, launch: msg.Launch) -> None:
+        """Begin what was ordered for this step or an earlier one."""
+        if 0 <= self._flush <= ref.step:
+            if ref.step == self._flush:  # else a leap has passed over it
                 self._after(self._env.pace.write_s, partial(self._write_flush, ref, launch))
             self._flush = -1
         for rank in self.ranks.values():
-            if 0 <= rank.wanted <= step:
+            if 0 <= rank.wanted <= ref.step:
                 rank.wanted = -1
                 self._after(self._env.pace.write_s, partial(self._publish, rank, ref))
-        if self._wanted:
-            self._turn()
 
     # -- its turns ---------------------------------------------------------------------------------
 
@@ -376,7 +389,8 @@ class SimAgent:
         self._turn()
 
     def _heartbeat(self, now: float) -> msg.Heartbeat | msg.Pulse:
-        progress = tuple(rank.progress(self._env.now) for rank in self.ranks.values())
+        reported = self.node.training.reports
+        progress = tuple(rank.progress(self._env.now, reported=reported) for rank in self.ranks.values())
         killed = [
             r.killed for r in self.ranks.values() if r.killed is not None and r.pid in self.node.workers
         ]
@@ -389,7 +403,7 @@ class SimAgent:
             unflushed=self._unflushed,
             **self._save,
         )
-        return self._book.make(self.state, progress, now, news, self.node.alerts, None, still_s)
+        return self._book.make(self.state, progress, now, news, self.node.alerts, self.node.traffic, still_s)
 
     def _post(self, message: msg.ToController) -> None:
         if self._connected is not None:
@@ -525,12 +539,7 @@ class SimAgent:
         if self.node.is_mute:
             return
         if order.number not in self._stacks:
-            taken = tuple(
-                doing(r.rank, r.node, "work@train.py", "main@train.py", state="T")
-                if r.stopped
-                else waiting(r.rank, r.node)
-                for r in self.ranks.values()
-            )
+            taken = tuple(rank.stacks(order) for rank in self.ranks.values())
             self._stacks[order.number] = msg.StacksTaken(
                 node=self.node.name, generation=order.generation, number=order.number, stacks=taken
             )

@@ -37,6 +37,11 @@ class Timeline:
         act()
         return True
 
+    def suspend(self, seconds: float) -> None:
+        """Let time pass in which nothing happens: all that is planned comes so much later."""
+        self._due = [(when + seconds, number, act) for when, number, act in self._due]
+        self.clock.advance(seconds)
+
     def _jump(self, when: float) -> None:
         if when > self.now:
             self.clock.advance(when - self.now)

@@ -13,7 +13,7 @@ from slurm_robust.model.progress import Progress
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.policy.restore import retained
 from slurm_robust.testing.sim.timeline import Timeline
-from slurm_robust.wire.messages import Launch
+from slurm_robust.wire.messages import Launch, TakeStacks
 
 
 @dataclass(eq=False)
@@ -33,6 +33,8 @@ class Rank:
     """When it did."""
     stopped: bool = False
     """It hangs."""
+    shows: Callable[[TakeStacks], RankStacks] | None = None
+    """Makes its stacks; None: it waits for the others or, if it hangs, its process is stopped (SIGSTOP)."""
     unkillable: bool = False
     """No signal ends it: it waits for a device."""
     spoils: bool = False
@@ -49,8 +51,19 @@ class Rank:
         """The generation of the launch."""
         return self.launch.generation
 
-    def progress(self, now: float) -> Progress:
-        """Return its step record."""
+    def stacks(self, order: TakeStacks) -> RankStacks:
+        """Return what py-spy shows of it."""
+        if self.shows is not None:
+            return self.shows(order)
+        if self.stopped:
+            return doing(self.rank, self.node, "work@train.py", "main@train.py", state="T")
+        return waiting(self.rank, self.node)
+
+    def progress(self, now: float, *, reported: bool = True) -> Progress:
+        """Return its step record; ``reported``: by a script that uses our API."""
+        if not reported:
+            age_s = now - (self.at if self.step >= 0 else self.begun)
+            return Progress(rank=self.rank, step=self.step, reported=False, age_s=age_s)
         bad = 0 <= self.bad_step <= self.step
         return Progress(
             rank=self.rank,
@@ -87,6 +100,8 @@ class SimulatedTraining:
         """Factors by which ranks are slower."""
         self.newest = -1
         """The newest step that was ever completed."""
+        self.reports = True
+        """Whether the script uses our API; without, its steps are counted, and it keeps nothing."""
         self._timeline, self._chance, self._reaches = timeline, chance, reaches
         self._on_step, self._on_done = on_step, on_done
         self._members: dict[int, dict[int, Rank]] = defaultdict(dict)

@@ -271,3 +271,23 @@ def test_srun_can_say_why_it_starts_no_agent() -> None:
     sim.no_agent["n3"] = "srun: error: n3: task 2: Exited with exit code 2"
     sim.run_until(lambda: not sim.state.aside.get("n3", USABLE).usable, within_s=120.0)
     assert sim.no_agent["n3"] in sim.state.aside["n3"].reason
+
+
+def test_a_job_that_is_suspended_goes_on_where_it_was() -> None:
+    sim = Sim(nodes=2, spares=1, seed=4, pace=SHORT)
+    trains(sim, 5)
+    began = sim.now
+    sim.suspend(300.0)
+    assert (sim.step, sim.now) == (5, began + 300.0)
+    assert sim.run_to_end(600.0) == 0
+    assert (sim.state.world.generation, opened(sim)) == (1, [])
+
+
+def test_a_script_without_our_api_keeps_nothing_and_begins_again() -> None:
+    sim = Sim(nodes=2, seed=4, pace=SHORT)
+    sim.training.reports = False
+    trains(sim, 5)
+    sim.kill_rank(1)
+    sim.run_until(lambda: sim.state.world.generation == 2 and sim.step >= 0, within_s=60.0)
+    assert (sim.step, sim.state.world.restored) == (0, None)
+    assert not any(node.copies for node in sim.nodes.values())
