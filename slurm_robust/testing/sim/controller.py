@@ -431,7 +431,7 @@ class SimController:
     def _find_checkpoint(self, asked: qs.FindCheckpoint) -> dict[CheckpointId, Tier]:
         if self.env.storage.fails:
             raise OSError("storage fails")
-        return self.env.storage.complete()
+        return self.env.storage.listed()
 
     def _prune(self, asked: qs.Prune) -> None:
         if not (self.env.storage.hangs or self.env.storage.fails):

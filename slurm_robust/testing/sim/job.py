@@ -31,7 +31,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import RunPlan
 from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
@@ -95,14 +95,16 @@ class Sim:
         pace: SimulatedPace | None = None,
         time_limit_s: float | None = None,
         leap_s: float = 0.0,
+        shared: bool = False,
         replies: Mapping[type[qs.Question[Any]], Reply] | None = None,
         history: Iterable[ev.AnyEvent] = (),
     ) -> None:
         """``nodes`` hold ranks, ``spares`` stand by, and ``others`` are free for a next run.
 
         ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
-        much, and steps are not played one by one; for jobs of days. ``replies``: what the test answers to
-        questions of a kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
+        much, and steps are not played one by one; for jobs of days. ``shared``: checkpoints have a part that
+        all ranks share. ``replies``: what the test answers to questions of a kind, from the first one on, see
+        :meth:`answer`. ``history``: the journal so far.
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
@@ -143,7 +145,7 @@ class Sim:
         """Nodes on which an agent could not begin, since storage refused: they look broken."""
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
         self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node
-        self._leap_s = leap_s
+        self._leap_s, self._shared = leap_s, shared
         self._planned: list[float] = []
         self._controllers: list[SimController] = []  # that live
         self._plan: RunPlan | None = None
@@ -467,7 +469,8 @@ class Sim:
         ref = CheckpointId(step=step, generation=generation)
         if checkpoint.memory and self.training.reports:
             for rank in ranks.values():
-                self.nodes[rank.node].keep(rank.rank, Tier.MEMORY, ref)
+                for part in (rank.rank, *((SHARED,) if self._shared else ())):
+                    self.nodes[rank.node].keep(part, Tier.MEMORY, ref)
             if step % (self.controller.core.state.world.stride if self.controller is not None else 1) == 0:
                 self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, dict(ranks), ref))
         for name in {rank.node: None for rank in ranks.values()}:

@@ -14,7 +14,7 @@ from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import LauncherMessage, LoadOver
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.state import AgentState
-from slurm_robust.model.copies import CheckpointId, Copy, RestoreSource, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
@@ -72,6 +72,15 @@ class SimNode:
         """Its agent sends no stacks."""
         self.holds_gpus = False
         """The driver does not give the memory of ended workers back."""
+        self.data_address = ""
+        """Address at which others fetch its copies, if it is another one."""
+        self.lag_s: float | None = None
+        """Seconds that its copies say they take to its peer, in place of those that they take."""
+        self.writes = True
+        """What it is told to put on storage gets there; False: it never does, and the node does not say so.
+        """
+        self.refuses = ""
+        """Why it can put nothing on storage, "" if it can."""
         self._copies: dict[tuple[int, Tier], deque[Copy]] = {}
         self._listed: tuple[Copy, ...] | None = None
         self._agents = 0
@@ -104,6 +113,13 @@ class SimNode:
     def has(self, rank: int, ref: CheckpointId) -> bool:
         """Return whether its memory holds that part."""
         return any((copy.rank, copy.checkpoint) == (rank, ref) for copy in self.copies)
+
+    def lose(self, rank: int, step: int) -> None:
+        """Lose all copies of that part, as if they were damaged."""
+        for key, buffers in self._copies.items():
+            kept = [copy for copy in buffers if (copy.rank, copy.step) != (rank, step)]
+            self._copies[key] = deque(kept, buffers.maxlen)
+        self._listed = None
 
     def forget_copies(self) -> None:
         """Forget all that its memory holds."""
@@ -195,7 +211,8 @@ class SimAgent:
         self.ranks: dict[int, Rank] = {}
         """Those of its generation, ended ones too, as their step records are."""
         self._book = HeartbeatState(node.name, agent, always_ready=False)
-        self._book.address, self._book.port, self._book.probe_port = node.address, FIRST_PORT, PROBE_PORT
+        self._book.address, self._book.data_address = node.address, node.data_address
+        self._book.port, self._book.probe_port = FIRST_PORT, PROBE_PORT
         self._connected: int | None = None  # the epoch of a controller
         self._wanted, self._due = True, 0.0
         self._wakes_at = 0.0
@@ -398,7 +415,7 @@ class SimAgent:
         news = CopyNews(
             port=COPY_PORT,
             copies=self.node.copies,
-            lag_s=self._env.pace.copy_s[1],
+            lag_s=self._env.pace.copy_s[1] if self.node.lag_s is None else self.node.lag_s,
             flushed=self._flushed,
             unflushed=self._unflushed,
             **self._save,
@@ -442,7 +459,7 @@ class SimAgent:
         if self.node.workers.get(rank.pid) is not rank:
             return
         restore = rank.launch.restore
-        sources = [s for s in rank.launch.sources if s.rank == rank.rank]
+        sources = [s for s in rank.launch.sources if s.rank in (rank.rank, SHARED)]
         missing = restore is not None and not all(self._reads(source, restore) for source in sources)
         if missing:
             name = "slurm_robust.checkpoint.errors.UnusableCopy"
@@ -458,7 +475,8 @@ class SimAgent:
             return ref in self._env.storage.complete() and not self._env.storage.fails
         if not source.address:
             return self.node.has(source.rank, ref)
-        (other,) = (node for node in self.node.others.values() if node.address == source.address)
+        others = self.node.others.values()
+        (other,) = (n for n in others if source.address in (n.address, n.data_address))
         reached = self._env.network.passes(self.node.name, other.name)
         return reached and bool(other.agents) and other.has(source.rank, ref)
 
@@ -506,25 +524,30 @@ class SimAgent:
             self._flush = order.step
 
     def _write_flush(self, ref: CheckpointId, launch: msg.Launch) -> None:
-        if ref.generation != self.state.generation:
+        if ref.generation != self.state.generation or not self.node.writes:
             return
         if self._env.storage.hangs:
             self._after((0.5, 1.0), partial(self._write_flush, ref, launch))
-        elif self._env.storage.fails:
-            self._unflushed = f"step {ref.step}: No space left on device"
+        elif why := self._refusal():
+            self._unflushed = f"step {ref.step}: {why}"
         else:
             self._env.storage.write(ref, launch.ranks, launch.world_size)
             self._flushed = ref.step
             self.beat()
 
+    def _refusal(self) -> str:
+        return self.node.refuses or ("No space left on device" if self._env.storage.fails else "")
+
     def _save_copies(self, order: msg.Save) -> None:
+        if not self.node.writes:
+            return
         if self._env.storage.hangs:
             self._after((0.5, 1.0), partial(self._save_copies, order))
             return
         ref = order.checkpoint
         lacks = [rank for rank in order.ranks if not self.node.has(order.anew.get(rank, rank), ref)]
-        why = f"{ref}: No space left on device" if self._env.storage.fails else ""
-        why = why or (f"{ref}: this node has no part of rank {lacks[0]}" if lacks else "")
+        why = self._refusal() or (f"this node has no part of rank {lacks[0]}" if lacks else "")
+        why = f"{ref}: {why}" if why else ""
         if not why:
             self._env.storage.write(ref, order.ranks, order.world_size)
         self._save = {

@@ -197,10 +197,13 @@ def _restored(members: Mapping[int, Rank]) -> int:
 
 
 class FakeStorage:
-    """Shared storage of checkpoints. ``hangs``: it does not answer; ``fails``: it refuses."""
+    """Shared storage of checkpoints. ``hangs``: it does not answer; ``fails``: it refuses; ``shows``: it
+    lists what was written.
+    """
 
     def __init__(self) -> None:
         self.hangs = self.fails = False
+        self.shows = True
         self.parts: dict[CheckpointId, set[int]] = defaultdict(set)
         self._worlds: dict[CheckpointId, int] = {}
 
@@ -212,6 +215,10 @@ class FakeStorage:
     def complete(self) -> dict[CheckpointId, Tier]:
         """Return the checkpoints of which every part is there."""
         return {ref: Tier.STORAGE for ref, ranks in self.parts.items() if len(ranks) == self._worlds[ref]}
+
+    def listed(self) -> dict[CheckpointId, Tier]:
+        """Return what it lists of them: a cache may show nothing yet."""
+        return self.complete() if self.shows else {}
 
     def prune(self, sealed: Mapping[int, int], generation: int, keep: int) -> None:
         """Remove what no restore needs; of the running generation the newest ``keep`` stay."""
