@@ -81,6 +81,8 @@ class SimNode:
         """
         self.refuses = ""
         """Why it can put nothing on storage, "" if it can."""
+        self.dying_s = 0.0
+        """For so long workers that are told to end give memory back before they do."""
         self._copies: dict[tuple[int, Tier], deque[Copy]] = {}
         self._listed: tuple[Copy, ...] | None = None
         self._agents = 0
@@ -412,6 +414,7 @@ class SimAgent:
             r.killed for r in self.ranks.values() if r.killed is not None and r.pid in self.node.workers
         ]
         still_s = self._env.now - min(killed) if killed and self.state.killed else None
+        still_s = 0.0 if killed and self.node.dying_s else still_s
         news = CopyNews(
             port=COPY_PORT,
             copies=self.node.copies,
@@ -496,7 +499,8 @@ class SimAgent:
         if number == signal.SIGKILL and rank.killed is None:
             rank.killed = self._env.now
         if not rank.unkillable:
-            bounds = self._env.pace.term_s if number == signal.SIGTERM else REPORT_S
+            low, high = self._env.pace.term_s if number == signal.SIGTERM else REPORT_S
+            bounds = low + self.node.dying_s, high + self.node.dying_s
             rank.killed = self._env.now if rank.killed is None else rank.killed
             self._after(bounds, lambda: self.node.end_worker(rank, number=number))
 

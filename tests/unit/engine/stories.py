@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
@@ -12,9 +14,11 @@ from slurm_robust.testing.sim.job import Sim
 PACE = SimulatedPace(step_s=2.0, turn_s=0.5)
 
 
-def trained(nodes: int, spares: int = 0, *, seed: int = 1, config: JobConfig | None = None) -> Sim:
-    """A job that has made its first ten steps."""
-    sim = Sim(nodes, spares, seed=seed, steps=400, others=1, pace=PACE, config=config)
+def trained(
+    nodes: int, spares: int = 0, *, seed: int = 1, config: JobConfig | None = None, **more: Any
+) -> Sim:
+    """A job that has made its first ten steps; ``more``: see :class:`Sim`."""
+    sim = Sim(nodes, spares, seed=seed, config=config, **{"steps": 400, "others": 1, "pace": PACE} | more)
     sim.run_until(lambda: sim.step >= 10, within_s=120.0)
     return sim
 
