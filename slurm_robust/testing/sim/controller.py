@@ -72,12 +72,14 @@ class SimController:
         start_agent: Callable[[RunPlan, str], None],
         requeue: Callable[[qs.BeginRequeue, Callable[[object], None]], None],
         asked: Callable[[qs.Question[Any]], None],
+        wrote: Callable[[SimController], None],
         taken_from: str = "",
         why: str = "",
         silent_since: float = 0.0,
     ) -> None:
         """``journal`` is that of the job, and grows. ``over``: told the exit code; ``start_agent``: starts an
-        agent while that run goes on; ``requeue``: has Slurm requeue the job; ``asked``: told questions.
+        agent while that run goes on; ``requeue``: has Slurm requeue the job; ``asked``: told questions;
+        ``wrote``: told when one more event is in the journal.
         """
         self.env, self.plan, self.host, self.journal = env, plan, host, journal
         self.nodes, self.slurm = nodes, slurm
@@ -86,7 +88,7 @@ class SimController:
         self.asks = 0
         """Questions that are not answered yet."""
         self._say, self._over, self._start_agent = say, over, start_agent
-        self._requeue, self._note = requeue, asked
+        self._requeue, self._note, self._wrote = requeue, asked, wrote
         self._turns_at = -1.0
         self._turned = env.now
         self._inbox: list[tuple[str, bytes]] = []
@@ -171,7 +173,7 @@ class SimController:
 
     def _clocks(self) -> Now:
         mono = self.env.now + self.nodes[self.host].clock_s
-        return Now(mono=mono, wall=self.env.timeline.clock.now)
+        return Now(mono=mono, wall=self.env.timeline.clock.now + self.nodes[self.host].ahead_s)
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -339,9 +341,9 @@ class SimController:
                 return
             self._held.popleft()
             self._unwritten.extend(events)
-            if not self.env.storage.hangs:
-                self.journal.extend(self._unwritten)
-                self._unwritten.clear()
+            while self._unwritten and self.is_alive and not self.env.storage.hangs:
+                self.journal.append(self._unwritten.pop(0))
+                self._wrote(self)
             for effect in acts:
                 if self.is_alive:
                     self._hands[type(effect)](effect)

@@ -143,6 +143,9 @@ class Sim:
         """Nodes on which srun starts no agent, and the line with which it ends."""
         self.refused: set[str] = set()
         """Nodes on which an agent could not begin, since storage refused: they look broken."""
+        self.deaths: list[int] = []
+        """After how many more events in the journal each controller dies, before it does what these say."""
+        self._given: list[Callable[[SimController], None]] = []  # signals to the batch script of this run
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
         self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node
         self._leap_s, self._shared = leap_s, shared
@@ -439,16 +442,25 @@ class Sim:
 
     def warn(self, reason: str = "the end of this run is near (USR1)") -> None:
         """Warn the batch script of the end of the run, as Slurm does."""
-        if self.controller is not None:
-            self.controller.warn(reason)
+        self._give(lambda controller: controller.warn(reason))
 
     def order_to_end(self) -> None:
         """Press Ctrl-C, as the owner does; a second call is the second order."""
         controller = self.controller
         if controller is not None and controller.core.leaving is not None:
-            controller.hurry()
-        elif controller is not None:
-            controller.order_to_end("ordered to end by SIGINT", ExitCode(130))
+            self._give(SimController.hurry)
+        else:
+            self._give(lambda controller: controller.order_to_end("ordered to end by SIGINT", ExitCode(130)))
+
+    def term(self) -> None:
+        """Send SIGTERM to the batch script alone (``scancel --batch --signal=TERM``)."""
+        self._give(lambda controller: controller.order_to_end("ordered to end by SIGTERM"))
+
+    def term_agents(self, *names: str) -> None:
+        """Send SIGTERM to the agents of ``names`` (all, without any), which end their ranks."""
+        for name in names or self.nodes:
+            for agent in list(self.nodes[name].agents.values()):
+                agent.take(stimuli.TermCame(grace_s=TERM_GRACE_S))
 
     def cancel(self) -> None:
         """Cancel the job (scancel)."""
@@ -510,6 +522,7 @@ class Sim:
             start_agent=self._start_agent,
             requeue=self._requeue,
             asked=self._note_question,
+            wrote=self._on_written,
             taken_from=taken_from,
             why=why,
             silent_since=silent_since,
@@ -533,6 +546,13 @@ class Sim:
     def _note_question(self, asked: qs.Question[Any]) -> None:
         self.asked.append(asked)
 
+    def _on_written(self, controller: SimController) -> None:
+        if self.deaths:
+            self.deaths[0] -= 1
+            if self.deaths[0] <= 0:
+                self.deaths.pop(0)
+                self._lose(controller)
+
     def _lose(self, controller: SimController) -> None:
         controller.kill()
         if controller in self._controllers:
@@ -549,6 +569,15 @@ class Sim:
             self.env.timeline.after(RESTART_S, partial(self._supervise, lost))
         else:
             self._start_controller(lost.host)
+            for controller in self._controllers[-1:]:
+                for signal in self._given:
+                    signal(controller)
+
+    def _give(self, signal: Callable[[SimController], None]) -> None:
+        """Give a signal to the controllers, and to those that the supervisor starts later in this run."""
+        self._given.append(signal)
+        for controller in self._controllers:
+            signal(controller)
 
     def _on_exit(self, controller: SimController, code: int) -> None:
         if controller in self._controllers:
@@ -602,6 +631,7 @@ class Sim:
             start=f"start {job.restart_count}",
         )
         self._is_over = False
+        self._given.clear()
         self.runs += 1
         self._start_controller(job.batch_host)
 
@@ -618,11 +648,8 @@ class Sim:
     def _term(self) -> None:
         """End the run as Slurm does: TERM to the batch script and to all steps, KILL after KillWait."""
         plan = self._plan
-        for controller in list(self._controllers):
-            controller.order_to_end("ordered to end by SIGTERM")
-        for node in self.nodes.values():
-            for agent in list(node.agents.values()):
-                agent.take(stimuli.TermCame(grace_s=TERM_GRACE_S))
+        self.term()
+        self.term_agents()
 
         def kill() -> None:
             if not self._is_over and plan is self._plan:

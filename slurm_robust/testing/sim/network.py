@@ -26,6 +26,12 @@ class Network:
     ) -> None:
         """``loss`` and ``duplicates``: the share of messages that are lost, and that arrive twice."""
         self.delay_s, self.loss, self.duplicates = delay_s, loss, duplicates
+        self.sent = 0
+        """How many messages were sent."""
+        self.lost: set[int] = set()
+        """Which of them are lost, by their numbers: the first is 1."""
+        self.late: dict[int, float] = {}
+        """By how many seconds some of them come later."""
         self._timeline, self._chance = timeline, chance
         self._islands: dict[str, int] = {}
         self._count = 0
@@ -52,14 +58,17 @@ class Network:
 
     def send(self, source: str, target: str, data: bytes, arrive: Callable[[bytes], None]) -> None:
         """Have ``data`` arrive at ``target`` after a while, or never."""
-        chance, now = self._chance, self._timeline.now
-        if not self.passes(source, target) or (source != target and chance.random() < self.loss):
+        chance, now = self._chance, self._timeline.now + self.late.get(self.sent + 1, 0.0)
+        self.sent += 1
+        if not self.passes(source, target) or self.sent in self.lost:
+            return
+        if source != target and chance.random() < self.loss:
             return
         times = 2 if chance.random() < self.duplicates else 1
         for _ in range(times):
             at = max(self._arrived[source, target], now + chance.uniform(*self.delay_s))
             self._arrived[source, target] = at
-            self._timeline.after(at - now, lambda: self._deliver(source, target, data, arrive))
+            self._timeline.after(at - self._timeline.now, lambda: self._deliver(source, target, data, arrive))
 
     def _deliver(self, source: str, target: str, data: bytes, arrive: Callable[[bytes], None]) -> None:
         if self.passes(source, target):

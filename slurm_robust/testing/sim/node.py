@@ -83,6 +83,12 @@ class SimNode:
         """Why it can put nothing on storage, "" if it can."""
         self.dying_s = 0.0
         """For so long workers that are told to end give memory back before they do."""
+        self.unwritable: set[int] = set()
+        """Steps of which it cannot save a part on storage."""
+        self.spent: dict[str, float] = {}
+        """Seconds that its ranks have spent in phases, by their step records."""
+        self.ahead_s = 0.0
+        """By how much its time of day is ahead of Slurm's."""
         self._copies: dict[tuple[int, Tier], deque[Copy]] = {}
         self._listed: tuple[Copy, ...] | None = None
         self._agents = 0
@@ -423,7 +429,8 @@ class SimAgent:
             unflushed=self._unflushed,
             **self._save,
         )
-        return self._book.make(self.state, progress, now, news, self.node.alerts, self.node.traffic, still_s)
+        alerts, traffic, spent = self.node.alerts, self.node.traffic, self.node.spent
+        return self._book.make(self.state, progress, now, news, alerts, traffic, still_s, spent=spent)
 
     def _post(self, message: msg.ToController) -> None:
         if self._connected is not None:
@@ -532,15 +539,16 @@ class SimAgent:
             return
         if self._env.storage.hangs:
             self._after((0.5, 1.0), partial(self._write_flush, ref, launch))
-        elif why := self._refusal():
+        elif why := self._refusal(ref.step):
             self._unflushed = f"step {ref.step}: {why}"
         else:
             self._env.storage.write(ref, launch.ranks, launch.world_size)
             self._flushed = ref.step
             self.beat()
 
-    def _refusal(self) -> str:
-        return self.node.refuses or ("No space left on device" if self._env.storage.fails else "")
+    def _refusal(self, step: int) -> str:
+        is_full = self._env.storage.fails or step in self.node.unwritable
+        return self.node.refuses or ("No space left on device" if is_full else "")
 
     def _save_copies(self, order: msg.Save) -> None:
         if not self.node.writes:
@@ -550,7 +558,7 @@ class SimAgent:
             return
         ref = order.checkpoint
         lacks = [rank for rank in order.ranks if not self.node.has(order.anew.get(rank, rank), ref)]
-        why = self._refusal() or (f"this node has no part of rank {lacks[0]}" if lacks else "")
+        why = self._refusal(ref.step) or (f"this node has no part of rank {lacks[0]}" if lacks else "")
         why = f"{ref}: {why}" if why else ""
         if not why:
             self._env.storage.write(ref, order.ranks, order.world_size)

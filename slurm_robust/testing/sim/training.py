@@ -40,6 +40,9 @@ class Rank:
     spoils: bool = False
     """Its numbers are not finite from its next step on."""
     bad_step: int = -1
+    phase: str = ""
+    """What its step record says that it does between steps, since :attr:`phase_at`."""
+    phase_at: float = -math.inf
     published: int = -1
     """The newest step that it has put on storage at request."""
     wanted: int = -1
@@ -72,6 +75,8 @@ class Rank:
             age_s=now - (self.at if self.step >= 0 else self.begun),
             loss=None if self.step < 0 else math.nan if bad else 2.5,
             checkpoint=self.published,
+            phase=self.phase,
+            phase_s=now - self.phase_at,
             bad_step=self.bad_step if bad else -1,
             restored=self.restored,
         )
