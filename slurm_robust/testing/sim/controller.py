@@ -306,7 +306,7 @@ class SimController:
                 return
             if not self._gone_noted and not any(node.agents for node in self.nodes.values() if node.is_up):
                 self._gone_noted = True
-                self._do(self.core.on_agents_gone(self.now()))
+                self._post(lambda: self._do(self.core.on_agents_gone(self.now())))
         self.env.timeline.after(SLOW_TICK_S, self._slow_tick)
 
     def _follow_journal(self) -> None:
