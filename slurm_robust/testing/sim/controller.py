@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from slurm_robust.analysis.logs.site_rules import load_log_rules
 from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.turns import StorageHold
@@ -166,7 +167,8 @@ class SimController:
         state = fold(journal)
         self._lent = Lent(allocation, state.lenders)
         self._steps = AgentSteps(slurm, allocation, (), Path("/nonexistent"), self._lent)
-        self.core = Core(plan.config, state, build, first, self.now())
+        rules, _ = load_log_rules(plan.config, Path(plan.cwd))
+        self.core = Core(plan.config, state, build, first, self.now(), rules)
         self._do(self.core.on_tick(self.now()))
         self._plan_turn(env.pace.turn_s)
         env.timeline.after(SLOW_TICK_S, self._slow_tick)
@@ -221,6 +223,12 @@ class SimController:
 
     def _on_step_end(self, end: StepEnd) -> None:
         self.core.on_step_end(end, self.now())
+
+    def show_stacks(self, wish: msg.ShowStacks) -> msg.StacksShown:
+        """Answer the owner, who wants to see what all ranks do."""
+        shown, effects = self.core.on_stacks_request(wish, self.now())
+        self._do(effects)
+        return shown
 
     # -- its loop ----------------------------------------------------------------------------------
 

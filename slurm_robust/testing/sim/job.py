@@ -313,9 +313,14 @@ class Sim:
         rank = self.rank(number)
         self.nodes[rank.node].end_worker(rank, number=signal, oom=oom)
 
-    def exit_rank(self, number: int, code: int = 1, error: WorkerError | None = None) -> None:
-        """Let a rank end by itself; ``error``: the exception that it leaves behind."""
+    def exit_rank(
+        self, number: int, code: int = 1, error: WorkerError | None = None, tail: tuple[str, ...] = ()
+    ) -> None:
+        """Let a rank end by itself; ``error``: the exception that it leaves behind; ``tail``: its last lines
+        of output.
+        """
         rank = self.rank(number)
+        rank.tail = tail
         self.nodes[rank.node].end_worker(rank, code=code, error=error)
 
     def hang_rank(

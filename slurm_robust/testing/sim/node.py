@@ -237,7 +237,7 @@ class SimAgent:
             msg.Inject: lambda order: self._signal(self.state.workers.living_pids[order.rank], order.signal),
             do.WatchGpus: lambda order: self._watch_gpus(),
             do.SweepGroups: lambda order: None,
-            do.ReadTail: lambda order: None,
+            do.ReadTail: self._read_tail,
             msg.RequestCheckpoint: self._ask_checkpoint,
             msg.Pace: lambda order: None,
             msg.Flush: self._ask_flush,
@@ -457,6 +457,7 @@ class SimAgent:
                 launch=launch,
                 begun=env.now,
                 spoils=self.node.spoils,
+                loss=self.node.training.loss,
             )
             for number in launch.ranks
         }
@@ -518,6 +519,12 @@ class SimAgent:
             self._after((0.5, 1.0), self._watch_gpus)
         else:
             self._after(REPORT_S, lambda: self.take(do.GpusReported(held="")))
+
+    def _read_tail(self, order: do.ReadTail) -> None:
+        lines = self.ranks[order.rank].tail
+        if lines:
+            tail = do.TailRead(generation=order.generation, rank=order.rank, lines=lines)
+            self._after(REPORT_S, lambda: self.take(tail))
 
     def _ask_checkpoint(self, order: msg.RequestCheckpoint) -> None:
         for rank in self.ranks.values():

@@ -48,6 +48,10 @@ class Rank:
     wanted: int = -1
     """The step of which a checkpoint was requested."""
     killed: float | None = None
+    loss: float = 2.5
+    """The loss that it tells."""
+    tail: tuple[str, ...] = ()
+    """The last lines of its output."""
 
     @property
     def generation(self) -> int:
@@ -73,7 +77,7 @@ class Rank:
             step=self.step,
             reported=True,
             age_s=now - (self.at if self.step >= 0 else self.begun),
-            loss=None if self.step < 0 else math.nan if bad else 2.5,
+            loss=None if self.step < 0 else math.nan if bad else self.loss,
             checkpoint=self.published,
             phase=self.phase,
             phase_s=now - self.phase_at,
@@ -107,6 +111,8 @@ class SimulatedTraining:
         """The newest step that was ever completed."""
         self.reports = True
         """Whether the script uses our API; without, its steps are counted, and it keeps nothing."""
+        self.loss = 2.5
+        """The loss that the script tells."""
         self._timeline, self._chance, self._reaches = timeline, chance, reaches
         self._on_step, self._on_done = on_step, on_done
         self._members: dict[int, dict[int, Rank]] = defaultdict(dict)
