@@ -43,6 +43,7 @@ from slurm_robust.terminal import console as console
 from slurm_robust.terminal.console import Screen
 from slurm_robust.testing.fake_replayer import FakeReplayer, NodeDefect
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import doing
 from slurm_robust.util.output import say
 from slurm_robust.wire.epochs import take_epoch
@@ -53,7 +54,7 @@ from tests.builders import specs
 from tests.builders.live_statuses import live_status
 from tests.contracts.replayer import run as replayed
 from tests.unit.diagnostics import test_live
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import trained
 from tests.unit.report import incident_journal
 from tests.unit.report.test_logs import STARTED
 from tests.users import as_root
@@ -280,23 +281,22 @@ def test_srobust_trainings_cleans_hostile_texts(tmp_path: Path, text: str) -> No
         output_of(*argv, "--job-dir", str(root))
 
 
+@pytest.fixture
+def sim() -> Sim:
+    return trained(4)
+
+
 @fuzz
 @given(HOSTILE)
-def test_the_stacks_of_a_running_job(tmp_path: Path, slurm: Answers, text: str) -> None:
-    training = Job(test_live.SLOTS, ())
-    training.train_to(5)
-    training.stacks[2] = doing(2, "n3", f"forward{text}@/home/me/{text}", state="T")
-    training.stacks = {rank: poisoned_stack(stack, text) for rank, stack in training.stacks.items()}
+def test_the_stacks_of_a_running_job(tmp_path: Path, slurm: Answers, sim: Sim, text: str) -> None:
+    stacks = doing(2, "n3", f"forward{text}@/home/me/{text}", state="T")
+    sim.rank(2).shows = lambda order: msgspec.structs.replace(poisoned(stacks, text), node="n3")
     directory = JobDirectory(tmp_path / f"job-{len(list(tmp_path.iterdir()))}")
-    test_live.prepare(directory, training)
-    with test_live.controller(directory, training):
-        output_of("stacks", str(directory.path), "--raw")
-    with test_live.controller(directory, training):
+    test_live.prepare(directory, sim)
+    with test_live.controller(directory, sim):
+        assert "forward" in output_of("stacks", str(directory.path), "--raw")
+    with test_live.controller(directory, sim):
         output_of("stacks", str(directory.path), "--json")
-
-
-def poisoned_stack(stack: Any, text: str) -> Any:
-    return msgspec.structs.replace(poisoned(stack, text), node=stack.node)
 
 
 @fuzz

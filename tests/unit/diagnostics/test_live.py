@@ -1,4 +1,4 @@
-"""``srobust stacks`` over real sockets, with a training on paper behind the controller's end."""
+"""``srobust stacks`` over real sockets, with a simulated job behind the controller's end."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ from slurm_robust.model.state import JobState
 from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import doing
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Refused, ShowStacks, StacksShown
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import trained
 from tests.unit.report.test_logs import ENDED, STARTED
 
 SLOTS = ("n1", "n2", "n3", "n4")
 
 
 @pytest.fixture
-def job() -> Job:
-    made = Job(SLOTS, ())
-    made.train_to(5)
-    made.stacks[2] = doing(2, "n3", "forward@/home/me/model.py", state="T")
+def sim() -> Sim:
+    """A job that one of its ranks stops."""
+    made = trained(4)
+    made.hang_rank(2, shows=lambda order: doing(2, "n3", "forward@/home/me/model.py", state="T"))
     return made
 
 
 @pytest.fixture
-def directory(tmp_path: Path, job: Job) -> JobDirectory:
-    found = JobDirectory(tmp_path / "7")
-    prepare(found, job)
+def directory(tmp_path: Path, sim: Sim) -> JobDirectory:
+    found = JobDirectory(tmp_path / "1")
+    prepare(found, sim)
     return found
 
 
-def prepare(found: JobDirectory, job: Job) -> None:
+def prepare(found: JobDirectory, sim: Sim) -> None:
     open_directory(found)
     with closing(Journal(found.journal)) as journal:
-        for event in job.journal:
+        for event in sim.journal:
             journal.append(event)
 
 
@@ -77,8 +78,8 @@ def serving(server: ControllerSocket, answer: Callable[[Any], Any]) -> Iterator[
 
 
 @contextmanager
-def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
-    """Answers looks as the loop does; between two of them a second passes on paper."""
+def controller(directory: JobDirectory, sim: Sim) -> Iterator[None]:
+    """Answers looks as the loop does; between two of them a second passes."""
     with closing(ControllerSocket(load_server(directory.keys))) as server:
         take_epoch(
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
@@ -86,9 +87,9 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
 
         def answer(wish: object) -> StacksShown:
             assert isinstance(wish, ShowStacks)
-            shown, effects = job.core.on_stacks_request(wish, job.now())
-            job.act(effects)
-            job.pass_time(1.0)
+            assert sim.controller is not None
+            shown = sim.controller.show_stacks(wish)
+            sim.run(1.0)
             return shown
 
         with serving(server, answer):
@@ -96,12 +97,12 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
 
 
 def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
-    directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
+    directory: JobDirectory, sim: Sim, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with controller(directory, job):
+    with controller(directory, sim):
         assert main(["stacks", str(directory.path)]) == ExitCode.SUCCESS
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Stacks of 4 ranks of job 7, ")
+    assert lines[0].startswith("Stacks of 4 ranks of job 1, ")
     assert lines[0].endswith(", generation 1 on 4 nodes, by py-spy")
     assert lines[1].startswith("  No incident is open")
     assert lines[2].startswith("  They place the fault at rank 2 (exactly there, confidence 95%)")
@@ -114,10 +115,10 @@ def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
 
 
 def test_whole_stacks_are_there_when_asked_for(
-    directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    directory: JobDirectory, sim: Sim, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "stacks.json"
-    with controller(directory, job):
+    with controller(directory, sim):
         assert main(["stacks", str(directory.path), "--rank", "2", "--save", str(saved)]) == 0
         text = capsys.readouterr().out
         assert main(["stacks", str(directory.path), "--json"]) == 0
@@ -149,10 +150,10 @@ def test_a_controller_of_another_release_is_named_and_not_taken_for_a_silent_one
 
 
 def test_a_silent_node_is_named_and_changes_the_exit_code(
-    directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
+    directory: JobDirectory, sim: Sim, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job.mute.add("n4")
-    with controller(directory, job):
+    sim.nodes["n4"].is_mute = True
+    with controller(directory, sim):
         assert main(["stacks", str(directory.path)]) == 1
     assert "asked n4 for stacks, no answer within 6 s" in capsys.readouterr().out
 
@@ -171,7 +172,7 @@ def test_a_job_that_has_ended_says_where_its_stacks_are(
         journal.append(ev.RunEnded(t=1.0, code=0, reason="all ranks are done"))
     assert main(["stacks", str(directory.path)]) == ExitCode.NO_INPUT
     said = capsys.readouterr().err
-    assert "job 7 has ended: all ranks are done" in said
+    assert "job 1 has ended: all ranks are done" in said
     assert "srobust incident JOB N --stacks" in said
 
 
@@ -183,13 +184,13 @@ def test_a_controller_that_is_gone_is_not_waited_for(
     assert "has no controller yet" in capsys.readouterr().err
     take_epoch(directory.epochs, host="127.0.0.1", addresses=(), port=1, pid=os.getpid(), run_id="r")
     assert main(["stacks", str(directory.path)]) == ExitCode.NO_INPUT
-    assert "the controller of job 7 (127.0.0.1, port 1) does not answer" in capsys.readouterr().err
+    assert "the controller of job 1 (127.0.0.1, port 1) does not answer" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_does_not_cost_the_sample(
-    directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    directory: JobDirectory, sim: Sim, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with controller(directory, job):
+    with controller(directory, sim):
         assert main(["stacks", str(directory.path), "--save", str(tmp_path / "no" / "x")]) != 0
     said = capsys.readouterr()
     assert "They place the fault at rank 2" in said.out

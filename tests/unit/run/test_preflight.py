@@ -30,13 +30,14 @@ from slurm_robust.run.command import slurm_times
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong, Refused
 from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
 from tests.builders.events import allocation_taken, run_started
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import evicted, trained
 from tests.users import as_root, run_as
 
 ALLOCATION = Allocation(
@@ -459,28 +460,20 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def crashed(rules: Path | None = None) -> Job:
+def crashed(*rules: str) -> Sim:
     """Two ranks have failed; the first to be seen only lost the other one."""
-    loaded, trouble = load_log_rules(config(rules.name), rules.parent) if rules is not None else (None, "")
-    assert not trouble
-    job = Job(spares=("n3",), log_rules=loaded)
-    job.train_to(7)
-    for rank, line, age_s in ((0, LOST, 2.0), (1, BURNT, 1.0)):
-        job.dead.add(f"n{rank + 1}")  # both are told in one moment
-        job.kill_rank(rank, signal=None, code=1, tail=(line,), age_s=age_s)
-    job.dead.clear()
-    for heartbeat in job.heartbeats.values():
-        job.core.on_heartbeat(heartbeat, job.now())
-    job.act(job.core.on_tick(job.now()))
-    job.until(lambda: job.core.world.generation == 2)
-    return job
+    sim = trained(2, 1, config=config(*rules))
+    for rank, line in enumerate((LOST, BURNT)):
+        sim.exit_rank(rank, tail=(line,))
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=60.0)
+    return sim
 
 
 def test_the_controller_obeys_a_sites_log_rules(rules: Path) -> None:
-    assert not crashed().events(ev.NodeEvicted)
-    job = crashed(rules)
-    assert [event.node for event in job.events(ev.NodeEvicted)] == ["n2"]
-    (report,) = incident_reports(job.journal)
+    assert not evicted(crashed())
+    sim = crashed(str(rules))
+    assert evicted(sim) == {"n2"}
+    (report,) = incident_reports(sim.journal)
     assert report.root is not None  # whoever reads the journal may not have the rules
     assert report.root.exit.rank == 1
 
