@@ -210,6 +210,12 @@ class SimController:
         """Hurry the controller: a second SIGINT has come."""
         self._post(lambda: self._do(self.core.on_second_order(self.now())))
 
+    def drill(self, drill: msg.Drill) -> msg.DrillReply:
+        """Answer a drill, and do what it asks for."""
+        reply, effects = self.core.on_drill(drill, self.now())
+        self._do(effects)
+        return reply
+
     def hear_step(self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool) -> None:
         """Hear that the srun of agents, or one of its tasks, has ended with this output."""
         ends = task_ends(nodes, lines, lines) if is_task else (step_end(nodes, code, lines),)

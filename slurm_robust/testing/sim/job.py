@@ -51,7 +51,7 @@ from slurm_robust.testing.sim.controller import SimController
 from slurm_robust.testing.sim.environment import Environment, Reply, SimulatedPace
 from slurm_robust.testing.sim.node import SimNode
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
-from slurm_robust.wire.messages import FromController, Phase, TakeStacks
+from slurm_robust.wire.messages import Drill, DrillReply, FromController, Phase, TakeStacks
 
 E = TypeVar("E", bound=ev.AnyEvent)
 
@@ -466,6 +466,11 @@ class Sim:
         for name in names or self.nodes:
             for agent in list(self.nodes[name].agents.values()):
                 agent.take(stimuli.TermCame(grace_s=TERM_GRACE_S))
+
+    def drill(self, rank: int, fault: str = "kill-rank") -> DrillReply:
+        """Try a fault on a rank, as the owner does by ``srobust drill``. Only while a controller lives."""
+        assert self.controller is not None
+        return self.controller.drill(Drill(fault=fault, rank=rank))
 
     def cancel(self) -> None:
         """Cancel the job (scancel)."""

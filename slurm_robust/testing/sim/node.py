@@ -14,6 +14,7 @@ from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import LauncherMessage, LoadOver
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.state import AgentState
+from slurm_robust.model import startup
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
@@ -23,7 +24,7 @@ from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.testing.sim.environment import Environment
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
 from slurm_robust.wire import messages as msg
-from slurm_robust.worker.spawning import Exited, Ready, Spawned
+from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
 """How many steps of one rank a node keeps, of its own ranks and for others."""
@@ -66,6 +67,10 @@ class SimNode:
         """What its links carry, None if that is not known."""
         self.is_broken = False
         """Tests of it fail."""
+        self.unfit = ""
+        """Why an agent that begins here can start no worker."""
+        self.rehearsal = ""
+        """Why rehearsals fail here; they pass without."""
         self.spoils = False
         """Numbers that it computes are not finite."""
         self.is_mute = False
@@ -430,7 +435,9 @@ class SimAgent:
             **self._save,
         )
         alerts, traffic, spent = self.node.alerts, self.node.traffic, self.node.spent
-        return self._book.make(self.state, progress, now, news, alerts, traffic, still_s, spent=spent)
+        restored_s = [rank.restored_s for rank in self.ranks.values() if rank.restored]
+        started = {startup.RESTORE: max(restored_s)} if restored_s else {}
+        return self._book.make(self.state, progress, now, news, alerts, traffic, still_s, started, spent)
 
     def _post(self, message: msg.ToController) -> None:
         if self._connected is not None:
@@ -440,10 +447,12 @@ class SimAgent:
 
     def _start_launcher(self, _: object) -> None:
         begun = self._env.now
-        self._after(
-            self._env.pace.zygote_s,
-            lambda: self.take(Ready(import_s=self._env.now - begun)),
-        )
+
+        def over() -> None:
+            unfit = self.node.unfit
+            self.take(Fatal(reason=unfit) if unfit else Ready(import_s=self._env.now - begun))
+
+        self._after(self._env.pace.zygote_s, over)
 
     def _spawn(self, launch: msg.Launch) -> None:
         env = self._env
@@ -477,7 +486,7 @@ class SimAgent:
             error = WorkerError(type=name, message=f"no part of rank {rank.rank} of {restore}")
             self.node.end_worker(rank, code=UNUSABLE_COPY, error=error)
             return
-        rank.restored = True
+        rank.restored, rank.restored_s = True, self._env.now - rank.begun
         self.node.training.enter(rank)
 
     def _reads(self, source: RestoreSource, ref: CheckpointId) -> bool:
@@ -609,8 +618,10 @@ class SimAgent:
 
         def over() -> None:
             took_s = self._env.now - begun
-            passed = Rehearsal(number=number, state=RehearsalState.PASSED, took_s=took_s)
-            self.take(do.RehearsalOver(rehearsal=passed, pid=0))
+            why = self.node.rehearsal
+            state = RehearsalState.FAILED if why else RehearsalState.PASSED
+            rehearsal = Rehearsal(number=number, state=state, reason=why, took_s=took_s)
+            self.take(do.RehearsalOver(rehearsal=rehearsal, pid=0))
 
         self._after(REHEARSAL_S, over)
 

@@ -27,6 +27,8 @@ class Rank:
     begun: float
     """When its node was told to launch it."""
     restored: bool = False
+    restored_s: float = 0.0
+    """Seconds from the order until it had."""
     step: int = -1
     """The newest that it has completed."""
     at: float = 0.0
