@@ -1,44 +1,42 @@
-"""What `srobust drill` is answered, with scripted agents and a clock of paper."""
+"""What `srobust drill` is answered, and what it does."""
 
 from __future__ import annotations
 
 from slurm_robust.model import events as ev
-from slurm_robust.wire.messages import Drill, DrillReply, Inject
-from tests.unit.engine.fake_job import Job
+from slurm_robust.model.incident import Symptom
+from slurm_robust.testing.sim.job import Sim
+from slurm_robust.wire.messages import DrillReply
+from tests.unit.engine.stories import gets_on, opened, trained
+
+REFUSED = DrillReply(ok=False, text="node n2 does not respond; nothing was done to rank 1")
 
 
-def drill(job: Job, rank: int) -> DrillReply:
-    reply, effects = job.core.on_drill(Drill(fault="kill-rank", rank=rank), job.now())
-    job.act(effects)
-    return reply
+def notes(sim: Sim) -> list[str]:
+    return [event.text for event in sim.events(ev.Noted) if event.text.startswith("drill")]
 
 
-def notes(job: Job) -> list[str]:
-    return [e.text for e in job.journal if isinstance(e, ev.Noted) and e.text.startswith("drill")]
-
-
-def test_a_drill_goes_to_the_node_of_the_rank() -> None:
-    job = Job(("n1", "n2"), ())
-    job.train_to(5)
-    assert drill(job, 1) == DrillReply(ok=True, text="drill: kill-rank on rank 1 (n2, generation 1)")
-    assert ("n2", Inject(epoch=1, rank=1, signal=9)) in job.sent
-    assert len(notes(job)) == 1
+def test_a_drill_kills_the_rank_on_its_node_and_is_noted() -> None:
+    sim = trained(2)
+    reply = sim.drill(1)
+    assert reply == DrillReply(ok=True, text="drill: kill-rank on rank 1 (n2, generation 1)")
+    sim.run_until(lambda: bool(opened(sim)), within_s=5.0)
+    (found,) = sim.events(ev.IncidentOpened)
+    assert (found.symptom, notes(sim)) == (Symptom.WORKER_EXIT, [reply.text])
+    assert "rank 1" in found.detail
+    gets_on(sim, 2)
 
 
 def test_a_drill_on_a_node_that_does_not_respond_is_refused_and_not_noted() -> None:
     """Else the note would stand beside the real cause of what follows."""
-    job = Job(("n1", "n2"), ())
-    job.train_to(5)
-    job.cut.add("n2")
-    job.pass_time(3.0)
-    assert job.core.world.incident is None
-    assert drill(job, 1) == DrillReply(ok=False, text="node n2 does not respond; nothing was done to rank 1")
-    assert notes(job) == []
-    assert drill(job, 0).ok
+    sim = trained(2)
+    sim.agent_stalls("n2")
+    sim.run(3.0)
+    assert (sim.drill(1), notes(sim), opened(sim)) == (REFUSED, [], [])
+    assert sim.drill(0).ok
 
 
-def test_a_drill_on_a_node_known_to_be_dead_is_refused_at_once() -> None:
-    job = Job(("n1", "n2"), ())
-    job.train_to(5)
-    job.core.fleet.declare_dead("n2", "no probe is answered", job.mono)
-    assert not drill(job, 1).ok
+def test_a_drill_on_a_node_that_has_just_been_found_dead_is_refused() -> None:
+    sim = trained(2)
+    assert sim.controller is not None
+    sim.controller.core.fleet.declare_dead("n2", "no probe is answered", sim.controller.now().mono)
+    assert sim.drill(1) == REFUSED

@@ -7,46 +7,39 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.engine import effects as fx
 from slurm_robust.engine import questions as qs
 from slurm_robust.evidence.bundle import save_suspect
 from slurm_robust.hooks.suspects import EndedJob, judge
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import JobDirectory
-from tests.unit.engine.fake_job import Job, questions
-from tests.unit.engine.test_detection import alert
+from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.lives import BAD_GPU
+from tests.unit.engine.stories import evicted, gets_on, opened, trained
 
 
-class Watched(Job):
-    """Keeps the suspects."""
-
-    def act(self, effects: list[fx.Effect]) -> None:
-        kept = [q.suspect for q in questions(effects) if isinstance(q, qs.SaveSuspect)]
-        self.suspects = [*getattr(self, "suspects", []), *kept]
-        super().act(effects)
+def suspects(sim: Sim) -> list[Suspect]:
+    return [asked.suspect for asked in sim.asked if isinstance(asked, qs.SaveSuspect)]
 
 
 def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:
-    job = Watched()
-    job.train_to(3)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    (suspect,) = job.suspects
-    assert (suspect.node, suspect.job_id, suspect.symptom) == ("n2", 7, "node lost")
-    assert suspect.reason == job.core.state.evicted["n2"]
+    sim = trained(2, 1)
+    sim.node_dies("n2")
+    gets_on(sim, 2)
+    (suspect,) = suspects(sim)
+    assert (suspect.node, suspect.job_id, suspect.symptom) == ("n2", sim.job_id, "node lost")
+    assert suspect.reason == sim.state.evicted["n2"]
     assert suspect.evidence == ("does not respond",)
-    (evicted,) = job.events(ev.NodeEvicted)
-    assert evicted.incident == 1
+    (gone,) = sim.events(ev.NodeEvicted)
+    assert gone.incident == 1
 
 
 def test_an_unfit_spare_is_suspected_without_an_incident() -> None:
-    job = Watched()
-    job.train_to(3)
-    job.change("n3", alerts=(alert(),))
-    job.until(lambda: "n3" in job.core.state.evicted, limit=90)
-    (suspect,) = job.suspects
-    assert (suspect.node, suspect.symptom) == ("n3", "")
+    sim = trained(2, 1)
+    sim.alert("n3", BAD_GPU)
+    sim.run_until(lambda: "n3" in evicted(sim), within_s=90.0)
+    (suspect,) = suspects(sim)
+    assert (suspect.node, suspect.symptom, opened(sim)) == ("n3", "", [])
 
 
 @pytest.mark.parametrize("t", [1.7e9, 1.7e9 + 0.123456])
