@@ -95,6 +95,7 @@ class Sim:
         pace: SimulatedPace | None = None,
         time_limit_s: float | None = None,
         leap_s: float = 0.0,
+        required: tuple[str, ...] = (),
         shared: bool = False,
         replies: Mapping[type[qs.Question[Any]], Reply] | None = None,
         history: Iterable[ev.AnyEvent] = (),
@@ -102,7 +103,8 @@ class Sim:
         """``nodes`` hold ranks, ``spares`` stand by, and ``others`` are free for a next run.
 
         ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
-        much, and steps are not played one by one; for jobs of days. ``shared``: checkpoints have a part that
+        much, and steps are not played one by one; for jobs of days. ``required``: nodes that the owner asks
+        for by name. ``shared``: checkpoints have a part that
         all ranks share. ``replies``: what the test answers to questions of a kind, from the first one on, see
         :meth:`answer`. ``history``: the journal so far.
         """
@@ -161,6 +163,7 @@ class Sim:
                 command=("train.py",),
                 nodes=nodes + spares,
                 options=("--no-kill",),
+                required_nodes=required,
                 time_limit_s=time_limit_s,
             )
         )

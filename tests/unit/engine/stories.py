@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from slurm_robust.config.job import JobConfig
 from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 
+T = TypeVar("T")
+
 PACE = SimulatedPace(step_s=2.0, turn_s=0.5)
 
 
-def trained(
-    nodes: int, spares: int = 0, *, seed: int = 1, config: JobConfig | None = None, **more: Any
-) -> Sim:
-    """A job that has made its first ten steps; ``more``: see :class:`Sim`."""
-    sim = Sim(nodes, spares, seed=seed, config=config, **{"steps": 400, "others": 1, "pace": PACE} | more)
-    sim.run_until(lambda: sim.step >= 10, within_s=120.0)
+def trained(nodes: int, spares: int = 0, *, to: int = 10, seed: int = 1, **more: Any) -> Sim:
+    """A job that has just made this step; ``more``: see :class:`Sim`."""
+    sim = Sim(nodes, spares, **{"seed": seed, "steps": 400, "others": 1, "pace": PACE} | more)
+    sim.run_until(lambda: sim.step >= to, within_s=400.0)
     return sim
+
+
+def begins(sim: Sim, generation: int) -> None:
+    """All ranks of that generation have restored, and made no step yet."""
+    sim.run_until(
+        lambda: (
+            sim.state.world.generation == generation
+            and len(sim.ranks) == sim.state.world.placement.world_size
+            and all(rank.restored for rank in sim.ranks.values())
+        ),
+        within_s=120.0,
+    )
+    sim.run_until(lambda: sim.stage == "Running", within_s=1.0)
+
+
+def restored(sim: Sim) -> tuple[int, dict[str, int]]:
+    """The step from which the newest generation began, and how many parts of it came from where."""
+    launched = sim.events(ev.GenerationLaunched)[-1]
+    return launched.restore_step, launched.tiers
+
+
+def orders(sim: Sim, kind: type[T]) -> dict[str, T]:
+    """The newest order of this kind to each node that got one."""
+    return {node: message for node, message in sim.sent if isinstance(message, kind)}
 
 
 def gets_on(sim: Sim, generation: int) -> None:
