@@ -541,7 +541,7 @@ class SimAgent:
                 rank.wanted = order.step
 
     def _publish(self, rank: Rank, ref: CheckpointId) -> None:
-        if self._env.storage.hangs or not self.node.writes or self._refusal():
+        if self._env.storage.hangs or not self.node.writes or self._refusal(ref.step):
             return
         self._env.storage.write(ref, (rank.rank,), rank.launch.world_size)
         rank.published = ref.step

@@ -105,8 +105,7 @@ def test_what_is_on_storage_is_not_written_again() -> None:
 def test_a_controller_ordered_to_end_meanwhile_asks_for_no_requeue() -> None:
     sim = loses_a_node(idle=("n1",))
     sim.run_until(lambda: sim.stage == "Saving", within_s=60.0)
-    assert sim.controller is not None
-    sim.controller.order_to_end("ordered to end by SIGTERM")
+    sim.term()
     assert sim.run_to_end(within_s=120.0) == ExitCode.TERMINATED
     assert requeues(sim) == []
     assert orders(sim, Shutdown)["n1"].keep_copies
