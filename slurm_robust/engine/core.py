@@ -94,7 +94,7 @@ class Core(Context):
         self.start_phases: Final = StartPhases(self, self.starts)
         self.drains: Final = Drains(self)
         self.liveness: Final = Liveness(self)
-        self.departure: Final = Departure(self, now)
+        self.departure: Final = Departure(self, self._leave, now)
         self.storage: Final = StorageListing(self, now)
         self.copies: Final = HeldCopies(self, self.storage)
         self.checkpoints: Final = Checkpoints(self, self.storage, self.copies)
@@ -278,11 +278,14 @@ class Core(Context):
 
         What only memory has is saved in the time that is left. However often the order comes, it is one.
         """
+        self._leave(reason, now, code)
+        return self.on_tick(now)
+
+    def _leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> None:
         self.departure.order(now)
         if self._leaving is None:
             self._leaving, self._leaving_code = reason, code
             self.record(ev.StopOrdered(t=now.wall, reason=reason, code=code))
-        return self.on_tick(now)
 
     def on_second_order(self, now: Now) -> list[Effect]:
         """Hurry: the supervisor says that the owner does not want to wait."""

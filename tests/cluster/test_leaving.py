@@ -147,7 +147,9 @@ def test_scancel_of_an_interactive_job_ends_it_and_blames_nobody(sandbox: Sandbo
     sandbox.exec(["scancel", folder.name], user=USER, check=True)
     wait_for((home / "code").exists, 60, "the end of srobust run")
     assert (home / "code").read_text() == "143\n", (home / "salloc.log").read_text()
-    assert not [e for e in events() if isinstance(e, ev.NodeEvicted | ev.RequeueStarted)]
+    assert not [e for e in events() if isinstance(e, ev.NodeEvicted | ev.RequeueStarted | ev.IncidentOpened)]
+    assert [e.generation for e in events() if isinstance(e, ev.GenerationLaunched)] == [1]
+    assert [e for e in events() if isinstance(e, ev.StorageWritten)], "the newest step of memory"
 
 
 def test_a_requeue_by_its_owner_is_told_as_one(sandbox: Sandbox) -> None:

@@ -8,6 +8,7 @@ or ``scancel`` of their step), it is asked what that means before any node is bl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from signal import SIGTERM
 
 from slurm_robust.engine.clock import Now
@@ -33,6 +34,9 @@ LEASE_S = 8.0
 
 RESEND_S = 1.0
 
+ORDERED_BY_SLURM = "ordered to end by Slurm, which has ended this run"
+"""Slurm signals only the steps of a job that ``salloc`` has started."""
+
 
 class OrderMeaning(Record):
     """What an order to end means."""
@@ -50,8 +54,9 @@ class OrderMeaning(Record):
 class Departure:
     """How long this run has, and why."""
 
-    def __init__(self, context: Context, now: Now) -> None:
-        self._context = context
+    def __init__(self, context: Context, leave: Callable[[str, Now], object], now: Now) -> None:
+        """``leave``: orders the controller to end, for a reason."""
+        self._context, self._leave = context, leave
         self._kill_wait_s = KILL_WAIT_S
         order = context.state.stop_ordered  # to an earlier controller of this run
         self._ordered = now.mono - max(0.0, now.wall - order.t) if order is not None else None
@@ -174,7 +179,10 @@ class Departure:
             self._ends = now.mono + said.left_s
         if self._asking is not None:
             self._asking = None
-            self.approach(approaching(said, WARNED_S), now)
+            if said is not None and not said.running:
+                self._leave(ORDERED_BY_SLURM, now)
+            else:
+                self.approach(approaching(said, WARNED_S), now)
         if said is not None and said.preempted and context.leaving is None:
             if context.ending is None:  # the word came late
                 self.approach(approaching(said, WARNED_S), now)

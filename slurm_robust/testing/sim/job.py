@@ -475,10 +475,10 @@ class Sim:
         assert self.controller is not None
         return self.controller.drill(Drill(fault=fault, rank=rank))
 
-    def cancel(self) -> None:
-        """Cancel the job (scancel)."""
+    def cancel(self, *, interactive: bool = False) -> None:
+        """Cancel the job (scancel). ``interactive``: salloc started it, so Slurm signals only its steps."""
         self.cluster.finish(self.job_id, "CANCELLED")
-        self._term()
+        self._term(steps_only=interactive)
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -658,10 +658,11 @@ class Sim:
             node.end_agents()
             node.alerts = ()
 
-    def _term(self) -> None:
+    def _term(self, *, steps_only: bool = False) -> None:
         """End the run as Slurm does: TERM to the batch script and to all steps, KILL after KillWait."""
         plan = self._plan
-        self.term()
+        if not steps_only:
+            self.term()
         self.term_agents()
 
         def kill() -> None:

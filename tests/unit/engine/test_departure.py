@@ -72,7 +72,7 @@ def test_however_often_an_order_comes_it_is_one() -> None:
         leave(job)
     assert (job.stage, job.core.departure.at_once) == ("Saving", False)
     assert job.core.departure.left_s(job.now()) == left_s - (job.mono - begun), "the first one counts"
-    later = Departure(job.core, job.now())
+    later = Departure(job.core, lambda reason, now: None, job.now())
     later.order(job.now())
     assert not later.at_once, "the next controller is given it, too"
     job.writes = True
@@ -155,7 +155,7 @@ def test_slurms_word_is_waited_for_within_bounds_and_never_before_all_is_saved()
 
 def test_a_next_controller_asks_what_the_order_means() -> None:
     job = leave(trained())
-    later = Departure(job.core, job.now())
+    later = Departure(job.core, lambda reason, now: None, job.now())
     asked = questions(job)
     later.order(job.now())
     job.act(job.core.on_tick(job.now()))
