@@ -86,6 +86,8 @@ class SimNode:
         """
         self.refuses = ""
         """Why it can put nothing on storage, "" if it can."""
+        self.zygote_s = env.pace.zygote_s
+        """Seconds from the start of its agent until that can fork workers."""
         self.dying_s = 0.0
         """For so long workers that are told to end give memory back before they do."""
         self.unwritable: set[int] = set()
@@ -452,7 +454,7 @@ class SimAgent:
             unfit = self.node.unfit
             self.take(Fatal(reason=unfit) if unfit else Ready(import_s=self._env.now - begun))
 
-        self._after(self._env.pace.zygote_s, over)
+        self._after(self.node.zygote_s, over)
 
     def _spawn(self, launch: msg.Launch) -> None:
         env = self._env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -11,14 +12,16 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.__main__ import introduction
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.testing.sim.environment import SimulatedPace
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.util import output
-from tests.builders.state import changed
-from tests.unit.engine.fake_job import Job
+from tests.builders.state import job_state
+from tests.unit.engine.stories import PACE, gets_on
 from tests.waiting import wait_for
 
 
@@ -98,11 +101,11 @@ def plan(**changes: object) -> RunPlan:
     return RunPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
+STATE = job_state(epoch=1, slots=("n1", "n2"), spares=("n3",), nproc_per_node=1, generation=1)
+
+
 def test_the_first_lines_say_what_runs_where_and_where_its_output_is() -> None:
-    state = Job().core.state
-    what, protected, output = introduction(
-        plan(), JobDirectory(Path("/jobs/7")), changed(state, running=False)
-    )
+    what, protected, output = introduction(plan(), JobDirectory(Path("/jobs/7")), STATE)
     assert what == (
         "controller 1 of job 7: train.py --name 'a b'; 2 ranks on n[1-2], standby n3; folder /jobs/7"
     )
@@ -123,96 +126,93 @@ def test_the_first_lines_say_what_runs_where_and_where_its_output_is() -> None:
     ],
 )
 def test_the_unusual_is_reported(changes: dict[str, object], folder: str, told: str) -> None:
-    assert told in "\n".join(introduction(plan(**changes), JobDirectory(Path(folder)), Job().core.state))
+    assert told in "\n".join(introduction(plan(**changes), JobDirectory(Path(folder)), STATE))
 
 
 def test_agents_that_take_long_are_counted_and_named_ever_more_rarely() -> None:
-    class Late(Job):
-        def join(self, node: str, agent: str = "a", **changes: object) -> None:
-            if node == "n1":
-                super().join(node, agent, **changes)
-            elif node == "n2" and self.mono > 1000:
-                super().join(node, agent, **(changes | {"ready": False}))
+    sim = Sim(2, 1, pace=PACE)
+    sim.node_dies("n3")
+    sim.nodes["n2"].zygote_s = (100.0, 100.0)
+    sim.run(60.0)
+    start, *lines = sim.said
+    assert start == "starting agents on n[1-3]"
+    found = [re.fullmatch(r"2 of 3 agents have joined after (\d+) s; (.*)", line) for line in lines]
+    assert [int(line[1]) // 10 for line in found if line] == [1, 2, 4]
+    assert {line and line[2] for line in found} == {
+        "not yet: n3; 1 of 3 nodes have imported torch; importing: n2"
+    }
 
-    job = Late()
-    assert job.said == ["starting agents on n[1-3]"]
-    job.pass_time(9)
-    assert len(job.said) == 1
-    job.join("n2")
-    job.pass_time(35)
-    assert job.said[1:] == [
-        "2 of 3 agents have joined after 10 s; not yet: n3; 1 of 3 nodes have imported torch; importing: n2",
-        "2 of 3 agents have joined after 20 s; not yet: n3; 1 of 3 nodes have imported torch; importing: n2",
-        "2 of 3 agents have joined after 40 s; not yet: n3; 1 of 3 nodes have imported torch; importing: n2",
+
+def test_agents_that_come_soon_are_not_counted() -> None:
+    sim = Sim(2, 1, pace=PACE)
+    for node in sim.nodes.values():
+        node.zygote_s = (7.0, 7.0)
+    sim.run(60.0)
+    first, then, *_ = sim.said
+    assert (first, then[:25]) == ("starting agents on n[1-3]", "generation 1: first step ")
+
+
+def test_the_first_step_of_each_generation_is_reported_once_and_its_loss() -> None:
+    sim = Sim(2, 1, pace=PACE)
+    sim.training.loss = 2.302585
+    sim.run_until(lambda: sim.step >= 3, within_s=60.0)
+    sim.kill_rank(1)
+    gets_on(sim, 2)
+    begun, firsts = sim.events(ev.GenerationLaunched), sim.events(ev.FirstStep)
+    assert [first.step for first in firsts] == [0, 4]
+    assert [text for text in sim.said if "first step" in text] == [
+        f"generation {first.generation}: first step (step {first.step}) is done, "
+        f"{first.t - launched.t:.1f} s after the launch, loss 2.303"
+        for launched, first in zip(begun, firsts, strict=True)
     ]
 
 
-def test_agents_that_come_at_once_are_not_counted() -> None:
-    job = Job()
-    job.pass_time(60)
-    assert job.said == ["starting agents on n[1-3]"]
-
-
-def test_the_first_step_of_each_generation_is_reported_once() -> None:
-    job = Job()
-    job.pass_time(5)
-    job.train_to(0)
-    job.train_to(3)
-    assert job.said[1:] == ["generation 1: first step (step 0) is done, 5.0 s after the launch"]
-    job.kill_rank(1)
-    job.pass_time(5)
-    job.train_to(4)
-    firsts = [text for text in job.said if "first step" in text]
-    assert len(firsts) == 2
-    assert firsts[1].startswith("generation 2: first step (step 4) is done, ")
-
-
 def test_the_first_step_is_done_when_the_slowest_rank_has_done_it() -> None:
-    job = Job(slots=("n1", "n2", "n3"), spares=())
+    sim = Sim(3, pace=structs.replace(PACE, step_s=1000.0))
+    sim.run_until(lambda: sim.stage == "Running", within_s=60.0)
+    sim.run(41.0)
+    assert sim.controller is not None
+    core, now = sim.controller.core, sim.controller.now()
     for node, age_s in (("n1", 0.0), ("n2", 40.0), ("n3", 40.0)):
-        if node == "n1":
-            job.pass_time(41)
-        progress = tuple(
-            structs.replace(p, step=20, reported=True, age_s=age_s) for p in job.heartbeats[node].progress
-        )
-        job.change(node, progress=progress)
-    assert job.said[-1] == "generation 1: first step (step 20) is done, 41.0 s after the launch"
-    (first,) = job.events(ev.FirstStep)
-    assert first.t == job.wall
+        real = core.fleet.heartbeat(node)
+        assert real is not None
+        progress = tuple(structs.replace(p, step=20, age_s=age_s) for p in real.progress)
+        core.on_heartbeat(structs.replace(real, seq=real.seq + 100, progress=progress), now)
+    sim.controller.turn()
+    (launched,), (first,) = sim.events(ev.GenerationLaunched), sim.events(ev.FirstStep)
+    assert (first.step, first.t) == (20, now.wall)
+    assert f"first step (step 20) is done, {now.wall - launched.t:.1f} s after the launch" in sim.said[-1]
 
 
 def test_a_script_that_numbers_no_steps_has_a_first_one_too() -> None:
-    job = Job(reported=False)
-    job.train_to(0)
-    (said,) = job.said[1:]
-    assert said.startswith(
-        "generation 1: first optimizer step is done, 0.0 s after the launch; its steps are not protected: "
+    sim = Sim(2, 1, pace=PACE)
+    sim.training.reports = False
+    sim.run_until(lambda: sim.step >= 2, within_s=60.0)
+    (launched,), (first,) = sim.events(ev.GenerationLaunched), sim.events(ev.FirstStep)
+    assert sim.said[1].startswith(
+        f"generation 1: first optimizer step is done, {first.t - launched.t:.1f} s after the launch; "
+        "its steps are not protected: "
     )
 
 
 def test_a_long_quiet_training_says_how_far_it_is_every_ten_minutes() -> None:
-    job = Job(spares=())
-    job.train_to(0)
-    before = len(job.said)
-    job.pass_time(590)
-    job.train_to(300)
-    assert job.said[before:] == []
-    job.pass_time(20)
-    job.train_to(400)
-    job.pass_time(600)
-    job.pass_time(600)
-    assert [text for text in job.said[before:] if "storage" not in text] == [
-        "step 300 is done, 2 s a step",
-        "step 400 is done, 6 s a step",
-        "no new step for 600 s; step 400 is done",
-    ]
-
-
-def test_the_loss_is_printed_where_the_script_reports_it() -> None:
-    job = Job()
-    for node in job.core.world.slots:
-        progress = tuple(
-            structs.replace(p, step=0, reported=True, loss=2.302585) for p in job.heartbeats[node].progress
-        )
-        job.change(node, progress=progress)
-    assert job.said[-1].endswith("(step 0) is done, 0.0 s after the launch, loss 2.303")
+    no_hang = JobConfig(detect=DetectConfig(hang=False))
+    sim = Sim(1, pace=SimulatedPace(step_s=10.0, turn_s=2.0), config=no_hang, steps=400, leap_s=60.0)
+    sim.run_until(lambda: "first step" in sim.said[-1], within_s=60.0)
+    before = len(sim.said)
+    sim.run(590.0)
+    assert sim.said[before:] == []
+    sim.training.step_s = 30.0
+    sim.run(620.0)
+    sim.hang_rank(0)
+    sim.run(600.0)
+    for said, pattern in zip(
+        sim.said[before:],
+        (
+            r"step (59|60) is done, loss 2\.5, 10(\.\d)? s a step",
+            r"step (79|80) is done, loss 2\.5, (29|30|31)(\.\d)? s a step",
+            r"no new step for 60\d s; step (79|80) is done",
+        ),
+        strict=True,
+    ):
+        assert re.fullmatch(pattern, said), said
