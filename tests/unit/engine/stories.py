@@ -9,6 +9,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.training import doing, waiting
 
 T = TypeVar("T")
 
@@ -77,3 +78,27 @@ def blames_nobody(sim: Sim) -> bool:
     verdicts = [decided.verdict for decided in sim.events(ev.Decided)]
     blamed = [v for v in verdicts if v is not None and v.blame is not Blame.NOBODY]
     return not (evicted(sim) or requeues(sim) or blamed)
+
+
+def stuck(sim: Sim, rank: int, *calls: str, state: str = "S") -> None:
+    """A rank does something of its own, always the same, while the others wait for it."""
+    calls = calls or ("wait@train.py", "main@train.py")
+    node = sim.rank(rank).node
+    sim.hang_rank(rank, shows=lambda _: doing(rank, node, *calls, state=state))
+
+
+def all_wait(sim: Sim) -> None:
+    """Training stands, and stacks show that all ranks wait for each other."""
+    node = sim.rank(0).node
+    sim.hang_rank(0, shows=lambda _: waiting(0, node))
+
+
+def starts_again(sim: Sim, within_s: float = 120.0) -> None:
+    """A next generation is launched."""
+    generation = sim.state.world.generation
+    sim.run_until(lambda: sim.state.world.generation > generation, within_s)
+
+
+def node_tests(sim: Sim) -> list[qs.TestNodes]:
+    """The tests of nodes that were asked for, without those of standbys."""
+    return [asked for asked in sim.asked if isinstance(asked, qs.TestNodes) and not asked.standby]
