@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -419,10 +420,37 @@ class SimController:
             text = f"srun: error: Unable to create step for job {self.plan.job_id}: {error}"
             self._on_step_end(step_end(asked.nodes, 1, [text]))
             return {}
-        for name in asked.nodes:
-            if job.is_running and (name in job.nodes or name in self.core.state.lenders):
-                self.env.after(self.env.pace.agent_s, partial(self._start_agent, self.plan, name))
+        near = [n for n in asked.nodes if n in job.nodes or n in self.core.state.lenders]
+        together = tuple(name for name in near if name not in asked.apart)
+        for step in (together, *((name,) for name in near if name in asked.apart)):
+            self._start_step(step if job.is_running else ())
         return {}
+
+    def _start_step(self, nodes: tuple[str, ...]) -> None:
+        """Start agents by one srun."""
+        dead = [name for name in nodes if not self.nodes[name].is_up]
+        ends_s = self.env.pace.srun_aborts_s if dead else math.inf
+        for name in nodes:
+            seconds = self.env.chance.uniform(*self.env.pace.agent_s)
+            if seconds < ends_s:
+                self.env.timeline.after(seconds, partial(self._start_agent, self.plan, name))
+        if ends_s < math.inf:
+            self.env.timeline.after(ends_s, partial(self._abort_step, nodes, dead))
+
+    def _abort_step(self, nodes: tuple[str, ...], dead: list[str]) -> None:
+        """End an srun on all of its nodes, as it cannot start a task on some."""
+        why = "Communication connection failure"
+        lines = (
+            *(f"srun: error: Task launch for StepId=7.0 failed on node {name}: {why}" for name in dead),
+            f"srun: error: Application launch failed: {why}",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+            f"slurmstepd-{nodes[0]}: error: *** STEP 7.0 ON {nodes[0]} CANCELLED AT 2026-11-28T22:08:04 ***",
+            *(f"srun: error: {name}: task 0: Killed" for name in nodes if name not in dead),
+        )
+        if self.is_alive:
+            self.hear_step(nodes, 1, lines, is_task=False)
+        for name in nodes:
+            self.nodes[name].end_agents()
 
     def _probe_ports(self, asked: qs.ProbePorts) -> PortsProbed:
         near = [n for n in asked.places if self._reaches(n)]

@@ -4,6 +4,7 @@ controllers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
@@ -53,6 +54,8 @@ class SimulatedPace(Record):
     step_s: float = 5.0
     agent_s: tuple[float, float] = (0.8, 2.0)
     """Seconds from srun until an agent speaks."""
+    srun_aborts_s: float = math.inf
+    """Seconds until an srun with a dead node ends on all of its nodes (Slurm 22.05); inf: it goes on."""
     zygote_s: tuple[float, float] = (1.0, 4.0)
     """Seconds from its start until it can fork workers."""
     fork_s: tuple[float, float] = (0.02, 0.2)

@@ -142,7 +142,7 @@ class Sim:
         self.refuses_requeue = False
         """Slurm requeues the job for nothing in the world (``--no-requeue``)."""
         self.no_agent: dict[str, str] = {}
-        """Nodes on which srun starts no agent, and the line with which it ends."""
+        """Nodes on which srun starts no agent, and the line with which it ends; "": it says nothing."""
         self.refused: set[str] = set()
         """Nodes on which an agent could not begin, since storage refused: they look broken."""
         self.deaths: list[int] = []
@@ -370,11 +370,11 @@ class Sim:
             self._take_from_job(name, "Node unexpectedly rebooted")
             self.cluster.resumed(name)
 
-    def agent_dies(self, name: str, *, told: bool = True) -> None:
-        """Kill the agent of a node, and its workers with it; srun says so, unless it is gone, too."""
+    def agent_dies(self, name: str, *, told: bool = True, how: str = "Killed") -> None:
+        """End the agent of a node, and its workers with it; srun says ``how``, unless it is gone, too."""
         self.nodes[name].end_agents()
         if told:
-            self.env.after(self.env.pace.slurm_s, partial(self._tell_end, name))
+            self.env.after(self.env.pace.slurm_s, partial(self._tell_end, name, how))
 
     def srun_ends(self, *names: str, says: str = "", apart_s: float = 0.0) -> None:
         """End the srun that started the agents of ``names``, and these, one ``apart_s`` after the other.
@@ -392,11 +392,11 @@ class Sim:
             for agent in list(self.nodes[name].agents.values()):
                 agent.stop() if stalls else agent.resume()
 
-    def _tell_end(self, name: str) -> None:
-        """Have srun say that the agent of ``name`` was killed."""
+    def _tell_end(self, name: str, how: str) -> None:
+        """Have srun say how the agent of ``name`` has ended."""
         controller = self.controller
         if controller is not None and self.nodes[name].is_up:
-            line = f"srun: error: {name}: task 0: Killed"
+            line = f"srun: error: {name}: task 0: {how}"
             controller.hear_step((name,), 137, (line,), is_task=True)
 
     def partition(self, *names: str, fabric: bool = False) -> None:
