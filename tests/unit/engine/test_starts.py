@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import pytest
+from msgspec import structs
 
+from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Blame, Symptom
-from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
-from tests.unit.engine.fake_job import Job
-from tests.unit.engine.test_detection import alert
+from slurm_robust.testing.sim.environment import SimulatedPace, always
+from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.lives import BAD_GPU
+from slurm_robust.wire.messages import Shutdown
+from tests.unit.engine.stories import PACE, evicted, gets_on, opened, requeues, starts, trained
 
 ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
 NO_SLURMCTLD = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
@@ -19,360 +22,276 @@ UNKNOWN = "srun: error: Unable to create step for job 7: Job credential expired"
 DEAD_NODE = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"
 
 
-class Unstarted(Job):
-    """No agent comes from ``missing`` before the ``comes``-th start."""
-
-    missing: tuple[str, ...] = ("n1", "n2", "n3")
-    comes = 100
-
-    def join(self, node: str, agent: str = "a", **changes: object) -> None:
-        starts = sum(node in nodes for nodes in self.started)
-        if node not in self.missing or starts >= self.comes:
-            super().join(node, agent, **changes)
+def unstarted(nodes: int = 2, spares: int = 1) -> Sim:
+    """A job on whose nodes no agent comes, until srun is the pretended world's again."""
+    return Sim(nodes, spares, seed=1, pace=PACE, steps=400, replies={qs.StartAgents: always({})})
 
 
-class OneMissing(Unstarted):
-    missing = ("n2",)
+def requeued(pace: SimulatedPace = PACE, *, starts: bool = False) -> Sim:
+    """A job of two nodes that has trained, in its next run; ``starts``: in which agents come."""
+    sim = Sim(2, seed=1, pace=pace, steps=400)
+    sim.run_until(lambda: sim.step >= 5, within_s=120.0)
+    sim.answer(qs.StartAgents, None if starts else always({}))
+    sim.warn()
+    sim.run_until(lambda: sim.runs == 2, within_s=200.0)
+    return sim
 
 
-def test_a_step_that_slurm_refuses_ends_the_job_at_once_with_its_message() -> None:
-    job = Unstarted()
-    job.pass_time(1)
-    job.step_ends("n1", "n2", "n3", message=ACCOUNT)
-    job.until(lambda: job.code is not None, limit=5)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    (decided,) = job.events(ev.Decided)
+def srun_ends(sim: Sim, says: str, code: int = 1) -> None:
+    """The newest srun of agents ends, with that line."""
+    assert sim.controller is not None
+    sim.controller.hear_step(starts(sim)[-1], code, (says,), is_task=False)
+
+
+def srun_ends_again_and_again(sim: Sim, says: str, times: int = 1000) -> None:
+    """Each srun ends with that line, until the job has ended or agents were started so often."""
+    while sim.code is None and len(starts(sim)) < times:
+        before = len(starts(sim))
+        srun_ends(sim, says)
+        sim.run_until(lambda before=before: sim.code is not None or len(starts(sim)) > before, within_s=60.0)
+
+
+def let_go(sim: Sim) -> list[str]:
+    """Dead nodes whose srun was killed."""
+    return [asked.node for asked in sim.asked if isinstance(asked, qs.LetGo)]
+
+
+def decision(sim: Sim) -> ev.Decided:
+    (decided,) = sim.events(ev.Decided)
+    return decided
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["slurm answers", "slurm is silent"])
+def test_a_step_that_slurm_refuses_ends_the_job_with_its_message(answers: bool) -> None:
+    sim = unstarted()
+    sim.run(1.0)
+    sim.slurm_is_silent(not answers)
+    srun_ends(sim, ACCOUNT)
+    assert sim.run_to_end(within_s=5.0 if answers else 20.0) == ExitCode.DO_NOT_REQUEUE
+    decided = decision(sim)
     assert decided.verdict is not None
     assert decided.verdict.blame is Blame.NOBODY
     assert ACCOUNT in decided.reason
     assert "sacctmgr show assoc" in decided.reason
-    assert job.events(ev.NodeEvicted) == []
-    assert len(job.started) == 1
-    assert any(ACCOUNT in text for text in job.said)
-
-
-def test_a_refusal_is_reported_at_once_also_while_slurm_does_not_say_how_the_nodes_are() -> None:
-    job = Unstarted()
-    job.slurm_answers = False
-    job.step_ends("n1", "n2", "n3", message=ACCOUNT)
-    job.until(lambda: job.code is not None, limit=5)
-    assert "Slurm does not say" in job.events(ev.Decided)[0].reason
+    assert ("Slurm does not say" in decided.reason) is not answers
+    assert (evicted(sim), len(starts(sim))) == (set(), 1)
+    assert any(ACCOUNT in text for text in sim.said)
 
 
 def test_a_slurmctld_that_restarts_is_waited_for() -> None:
-    job = Unstarted()
-    job.comes = 4
-    for _ in range(3):
-        starts = len(job.started)
-        job.step_ends("n1", "n2", "n3", message=NO_SLURMCTLD)
-        job.until(lambda starts=starts: len(job.started) > starts, limit=60)
-    assert job.stage == "Running"
-    assert job.events(ev.Decided) == []
-    assert job.events(ev.IncidentOpened) == []
-    assert any("Unable to contact slurm controller" in text for text in job.said)
+    sim = unstarted()
+    srun_ends_again_and_again(sim, NO_SLURMCTLD, times=3)
+    sim.answer(qs.StartAgents, None)
+    srun_ends(sim, NO_SLURMCTLD)
+    gets_on(sim, 1)
+    assert (sim.events(ev.Decided), opened(sim)) == ([], [])
+    assert any("Unable to contact slurm controller" in text for text in sim.said)
 
 
-def test_a_slurmctld_that_never_comes_back_ends_the_job_without_blame() -> None:
-    job = Unstarted()
-    while job.code is None and job.mono < 1000 + 1200:
-        starts = len(job.started)
-        job.step_ends("n1", "n2", "n3", message=NO_SLURMCTLD)
-        job.until(lambda starts=starts: len(job.started) > starts or job.code is not None, limit=60)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.events(ev.NodeEvicted) == []
-    assert 900 <= job.mono - 1000 < 1000
+@pytest.mark.parametrize(
+    "says", [NO_SLURMCTLD, UNKNOWN], ids=["no slurmctld", "no known cause, in a later run"]
+)
+def test_what_never_lets_agents_start_ends_the_job_after_a_quarter_of_an_hour(says: str) -> None:
+    sim = unstarted() if says is NO_SLURMCTLD else requeued()
+    began = sim.now
+    srun_ends_again_and_again(sim, says)
+    assert sim.code == ExitCode.DO_NOT_REQUEUE
+    assert evicted(sim) == set()
+    assert 900 <= sim.now - began < 1000
+    assert says in sim.events(ev.RunEnded)[-1].reason
+
+
+def test_a_training_whose_agents_came_before_waits_for_what_keeps_all_of_them_away() -> None:
+    """No cause is known, so it may pass: nothing that was computed is given up for it."""
+    sim = requeued()
+    srun_ends_again_and_again(sim, UNKNOWN, times=5)
+    sim.answer(qs.StartAgents, None)
+    srun_ends(sim, UNKNOWN)
+    gets_on(sim, 2)
+    assert opened(sim) == []
+
+
+def test_before_the_first_training_two_failures_that_name_no_cause_are_enough() -> None:
+    sim = unstarted()
+    srun_ends_again_and_again(sim, UNKNOWN)
+    assert sim.code == ExitCode.DO_NOT_REQUEUE
+    assert starts(sim) == [("n1", "n2", "n3"), ("n1", "n2")]
+
+
+def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
+    sim = unstarted()
+    assert sim.run_to_end(within_s=700.0) == ExitCode.DO_NOT_REQUEUE
+    assert evicted(sim) == set()
 
 
 def test_a_node_that_slurm_calls_down_is_left_on_its_word() -> None:
-    job = OneMissing()
-    job.dead.add("n2")
-    job.step_ends("n1", "n2", "n3", message=DEAD_NODE, code=233)
-    for node in ("n1", "n3"):
-        job.join(node)  # they are started again
-    job.until(lambda: job.stage == "Running", limit=10)
-    assert job.core.world.slots == ("n1", "n3")
-    (decided,) = job.events(ev.Decided)
-    assert "Slurm says DOWN" in decided.reason
-    assert "Communication connection failure" in decided.reason
+    sim = unstarted()
+    sim.run(1.0)
+    sim.node_dies("n2")
+    sim.cluster.set_node("n2", states=frozenset({"DOWN"}), reason="Not responding")
+    sim.answer(qs.StartAgents, None)
+    srun_ends(sim, DEAD_NODE, code=233)
+    gets_on(sim, 1)
+    assert sim.state.world.slots == ("n1", "n3")
+    reason = decision(sim).reason
+    assert "Slurm says DOWN" in reason
+    assert "Communication connection failure" in reason
 
 
 def test_a_silent_node_that_slurm_calls_well_gets_a_second_start() -> None:
-    job = OneMissing()
-    job.comes = 2
-    job.until(lambda: job.stage == "Running", limit=90)
-    assert job.core.world.slots == ("n1", "n2")
-    assert job.events(ev.IncidentOpened) == []
-    assert job.asked == [("n2",)]
+    sim = Sim(2, 1, seed=1, pace=PACE, steps=400)
+    sim.no_agent["n2"] = ""
+    sim.run(30.0)
+    sim.no_agent.clear()
+    gets_on(sim, 1)
+    assert (sim.state.world.slots, opened(sim)) == (("n1", "n2"), [])
+    assert [asked.nodes for asked in sim.asked if isinstance(asked, qs.AskAboutNodes)] == [("n2",)]
 
 
 def test_a_node_on_which_two_starts_show_nothing_is_replaced_with_little_confidence() -> None:
-    job = OneMissing()
-    job.until(lambda: job.stage == "Running", limit=180)
-    assert job.core.world.slots == ("n1", "n3")
-    (decided,) = job.events(ev.Decided)
+    sim = Sim(2, 1, seed=1, pace=PACE, steps=400)
+    sim.no_agent["n2"] = ""
+    sim.run_until(lambda: sim.stage == "Running", within_s=180.0)
+    assert sim.state.world.slots == ("n1", "n3")
+    decided = decision(sim)
     assert decided.verdict is not None
     assert decided.verdict.confidence == 0.5
     assert "no agent has joined in 2 starts" in decided.reason
     assert "Slurm says ALLOCATED" in decided.reason
 
 
-def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
-    job = Unstarted()
-    job.until(lambda: job.code is not None, limit=700)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.events(ev.NodeEvicted) == []
+# -- nodes that are dead when agents start, which Slurm does not know ------------------------------
 
 
-def test_before_the_first_training_two_failures_that_name_no_cause_are_enough() -> None:
-    job = Unstarted()
-    for _ in range(2):
-        job.step_ends("n1", "n2", "n3", message=UNKNOWN)
-        job.pass_time(3)
-    job.until(lambda: job.code is not None, limit=5)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.started == [("n1", "n2", "n3"), ("n1", "n2")]
+SRUN_ABORTS = structs.replace(PACE, srun_aborts_s=5.0, agent_s=(10.0, 10.0))
 
 
-class DeadAtTheStart(Job):
-    """``out`` are dead, which Slurm does not know. An srun with one of them ends on all of its nodes (22.05).
-
-    Other agents need ``start_s``.
-    """
-
-    out: tuple[str, ...] = ("n2",)
-    fails_s = 5.0
-    start_s = 10.0
-
-    def __init__(self, **options: object) -> None:
-        self.due: list[tuple[float, Callable[[], None]]] = []
-        super().__init__(**options)
-
-    def start_agents(self, nodes: tuple[str, ...], apart: tuple[str, ...]) -> None:
-        together = tuple(node for node in nodes if node not in apart)
-        for step in filter(None, (together, *((node,) for node in apart))):
-            named = [node for node in step if node in self.out]
-            if named:
-                self.due.append((self.mono + self.fails_s, partial(self.fail, step, named)))
-            if not named or self.start_s < self.fails_s:
-                living = [node for node in step if node not in named]
-                self.due += [(self.mono + self.start_s, partial(self.join, node)) for node in living]
-
-    def fail(self, step: tuple[str, ...], named: list[str]) -> None:
-        lines = [
-            f"srun: error: Task launch for StepId=7.0 failed on node {node}: Communication connection failure"
-            for node in named
-        ]
-        lines += [
-            "srun: error: Application launch failed: Communication connection failure",
-            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
-            "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-28T22:08:04 ***",
-            *(f"srun: error: {node}: task 0: Killed" for node in step if node not in named),
-        ]
-        self.step_ends(*step, message="\n".join(lines))
-        for node in step:
-            self.heartbeats.pop(node, None)
-
-    def tick(self) -> None:
-        due = [act for at, act in self.due if at <= self.mono]
-        self.due = [(at, act) for at, act in self.due if at > self.mono]
-        for act in due:
-            act()
-        super().tick()
-
-
-def requeued(slots: tuple[str, ...]) -> tuple[ev.AnyEvent, ...]:
-    """A training that had trained before this run."""
-    before = Job(slots=slots, spares=())
-    before.train_to(5)
-    taken = ev.AllocationTaken(t=before.wall, restart_count=1, nodes=slots, slots=slots, spares=())
-    return (*before.journal, ev.ControllerStarted(t=before.wall, epoch=2, host="n1", pid=2, port=1), taken)
-
-
-def test_a_node_that_is_dead_at_the_start_ends_no_other_agent_a_second_time() -> None:
-    job = DeadAtTheStart()
-    job.until(lambda: job.stage == "Running", limit=60)
-    assert job.core.world.slots == ("n1", "n3")
-    assert [*job.core.state.evicted] == ["n2"]
-    (decided,) = job.events(ev.Decided)
-    assert "failed on node n2" in decided.reason
-
-
-class QuickAgents(DeadAtTheStart):
-    start_s = 1.0
-
-
-def test_agents_that_joined_before_their_srun_ended_are_started_again_at_once() -> None:
-    job = QuickAgents()
-    job.until(lambda: job.stage == "Running", limit=30)
-    assert job.core.world.slots == ("n1", "n3")
-    assert [*job.core.state.evicted] == ["n2"]
-
-
-class TwoDead(DeadAtTheStart):
-    out = ("n2", "n4")
+@pytest.mark.parametrize("agent_s", [1.0, 10.0], ids=["agents come first", "srun ends first"])
+def test_a_node_that_is_dead_at_the_start_ends_no_other_agent_a_second_time(agent_s: float) -> None:
+    pace = structs.replace(SRUN_ABORTS, agent_s=(agent_s, agent_s))
+    sim = Sim(2, 1, seed=1, steps=400, pace=pace)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.stage == "Running", within_s=60.0)
+    assert (sim.state.world.slots, evicted(sim)) == (("n1", "n3"), {"n2"})
+    assert "failed on node n2" in decision(sim).reason
 
 
 def test_several_dead_nodes_at_the_start_end_no_run() -> None:
     """Those that live are slower than Slurm is to find the dead ones, as on a busy machine."""
-    job = TwoDead(slots=("n1", "n2", "n3", "n4"), spares=())
-    job.until(lambda: bool(job.requeued), limit=60)
-    assert job.requeued == [("n2", "n4")]
-    assert job.events(ev.RunEnded) == []
+    sim = Sim(4, seed=1, steps=400, pace=SRUN_ABORTS)
+    sim.node_dies("n2")
+    sim.node_dies("n4")
+    sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
+    assert requeues(sim) == [("n2", "n4")]
+    assert sim.events(ev.RunEnded) == []
 
 
 def test_a_requeued_training_is_not_lost_to_a_node_that_dies_while_agents_start() -> None:
-    job = DeadAtTheStart(slots=("n1", "n2"), spares=(), history=requeued(("n1", "n2")))
-    job.until(lambda: bool(job.requeued), limit=60)
-    assert job.requeued == [("n2",)]
+    sim = requeued(SRUN_ABORTS, starts=True)
+    sim.node_dies("n2")
+    sim.run_until(lambda: len(requeues(sim)) > 1, within_s=60.0)
+    assert requeues(sim)[1:] == [("n2",)]
 
 
-def test_a_training_whose_agents_came_before_waits_for_what_keeps_all_of_them_away() -> None:
-    """No cause is known, so it may pass: nothing that was computed is given up for it."""
-    job = Unstarted(spares=(), history=requeued(("n1", "n2")))
-    job.comes = 5
-    for _ in range(4):
-        starts = len(job.started)
-        job.step_ends("n1", "n2", message=UNKNOWN)
-        job.until(lambda starts=starts: len(job.started) > starts, limit=60)
-    assert job.stage == "Running"
-    assert job.events(ev.IncidentOpened) == []
-
-
-def test_agents_that_cannot_start_are_not_waited_for_for_ever() -> None:
-    job = Unstarted(spares=(), history=requeued(("n1", "n2")))
-    while job.code is None and job.mono < 1000 + 1200:
-        starts = len(job.started)
-        job.step_ends("n1", "n2", message=UNKNOWN)
-        job.until(lambda starts=starts: len(job.started) > starts or job.code is not None, limit=60)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert 900 <= job.mono - 1000 < 1000
-    assert UNKNOWN in job.events(ev.RunEnded)[-1].reason
+# -- agents that end, and second ones --------------------------------------------------------------
 
 
 def test_of_two_agents_of_one_node_the_second_is_ordered_to_end() -> None:
-    job = OneMissing()
-    job.comes = 2
-    job.until(lambda: job.stage == "Running", limit=90)
-    late = Heartbeat(node="n2", agent="late", seq=0, epoch=1, phase=Phase.IDLE, ready=True)
-    job.core.on_heartbeat(late, job.now())
-    job.pass_time(2)
-    assert job.stage == "Running"
-    assert job.core.world.generation == 1
-    ((agent, order),) = [(to, m) for to, m in job.sent if isinstance(m, Shutdown)]
-    assert agent == "late"
-    assert order.keep_copies
+    sim = Sim(2, 1, seed=1, pace=PACE, steps=400)
+    sim.no_agent["n2"] = ""
+    sim.run(30.0)
+    sim.no_agent.clear()
+    gets_on(sim, 1)
+    first = sim.nodes["n2"].agent
+    sim.nodes["n2"].start_agent()
+    late = sim.nodes["n2"].agent
+    assert late is not None
+    sim.run(5.0)
+    gets_on(sim, 1)
+    orders = [(to, message) for to, message in sim.sent if isinstance(message, Shutdown)]
+    assert {(to, order.keep_copies) for to, order in orders} == {(late.id, True)}
+    assert sim.nodes["n2"].agent is first
 
 
 def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() -> None:
-    killed = "srun: error: n2: task 1: Killed"
-    job = Job()
-    job.train_to(3)
+    killed = "srun: error: n2: task 0: Killed"
+    sim = trained(2, 1)
     lost_peer = WorkerError(
         type="torch.distributed.DistBackendError",
         message="Connection closed by peer",
         file="train.py",
         line=3,
     )
-    job.heartbeats.pop("n2")
-    job.kill_rank(0, signal=None, code=1, error=lost_peer)
-    job.pass_time(1)
-    job.task_ends("n2", killed)
-    job.until(lambda: bool(job.events(ev.Decided)))
-    (opened,), (added,) = job.events(ev.IncidentOpened), job.events(ev.SymptomAdded)
-    assert opened.symptom is Symptom.WORKER_EXIT  # not the user's exception
+    sim.agent_dies("n2", told=False)
+    sim.exit_rank(0, error=lost_peer)
+    sim.run_until(lambda: bool(opened(sim)), within_s=5.0)
+    sim.agent_dies("n2")
+    sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=10.0)
+    assert opened(sim) == [Symptom.WORKER_EXIT]  # not the user's exception
+    (added,) = sim.events(ev.SymptomAdded)
     assert (added.symptom, added.detail) == (Symptom.AGENTS_LOST, f"the agent on n2 ended ({killed})")
-    (decided,) = job.events(ev.Decided)
+    decided = decision(sim)
+    assert decided.verdict is not None
     assert decided.verdict.blame is Blame.NOBODY
     assert decided.reason == f"the agent on n2 ended ({killed}): start the agent again and restart"
-    job.until(lambda: job.core.world.generation == 2)
-    assert (job.core.world.slots, job.core.state.evicted) == (("n1", "n2"), {})
-    assert job.started[-1] == ("n2",)
-    job.train_to(9)
-    job.heartbeats.pop("n2")
-    job.pass_time(1)
-    job.task_ends("n2", killed)
-    job.until(lambda: job.core.world.generation == 3)
-    assert job.events(ev.IncidentOpened)[-1].symptom is Symptom.AGENTS_LOST
-    assert job.core.state.evicted == {"n2": f"the agent on n2 ended again ({killed})"}
+    gets_on(sim, 2)
+    assert (sim.state.world.slots, sim.state.evicted) == (("n1", "n2"), {})
+    assert starts(sim)[-1] == ("n2",)
+    sim.agent_dies("n2")
+    gets_on(sim, 3)
+    assert opened(sim)[-1] is Symptom.AGENTS_LOST
+    assert sim.state.evicted == {"n2": f"the agent on n2 ended again ({killed})"}
 
 
 def test_no_silence_is_waited_for_where_slurm_says_that_the_agent_ended() -> None:
-    job = Job()
-    job.train_to(3)
-    job.heartbeats.pop("n2")
-    job.task_ends("n2", "srun: error: n2: task 1: Killed")
-    began = job.now().mono
-    job.until(lambda: bool(job.events(ev.Decided)))
-    assert job.now().mono - began < job.core.config.timings.node_dead_s / 2
+    sim = trained(2, 1)
+    sim.agent_dies("n2")
+    sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=sim.config.timings.node_dead_s / 2)
 
 
 def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
-    job = OneMissing()
-    Job.join(job, "n2")
-    job.train_to(3)
-    job.heartbeats.pop("n2")
-    job.task_ends("n2", "srun: error: n2: task 1: Out Of Memory")
-    job.until(lambda: job.started[-1] == ("n2",))
-    Job.join(job, "n2")
-    job.pass_time(1)
-    assert (job.stage, job.core.world.generation) == ("Running", 2)
-    assert job.core.world.slots == ("n1", "n2")
-    (decided,) = job.events(ev.Decided)
-    assert "on n2: srun: error: n2: task 1: Out Of Memory: ask for more memory" in decided.reason
-    assert job.events(ev.NodeEvicted) == []
+    sim = trained(2, 1)
+    sim.agent_dies("n2", how="Out Of Memory")
+    gets_on(sim, 2)
+    assert (sim.state.world.slots, evicted(sim)) == (("n1", "n2"), set())
+    assert "on n2: srun: error: n2: task 0: Out Of Memory: ask for more memory" in decision(sim).reason
 
 
 def test_the_end_of_the_step_under_a_training_is_reported() -> None:
-    job = Job()
-    job.train_to(3)
-    job.step_ends("n1", "n2", "n3", message="slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
-    job.pass_time(1)
-    assert job.stage == "Running"
-    assert any("STEP 7.0 CANCELLED" in e.text for e in job.events(ev.Noted))
+    sim = trained(2, 1)
+    srun_ends(sim, "slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
+    gets_on(sim, 1)
+    assert any("STEP 7.0 CANCELLED" in event.text for event in sim.events(ev.Noted))
 
 
-def trains() -> Job:
-    job = Job()
-    job.train_to(5)
-    job.pass_time(1)
-    return job
+# -- the srun of dead nodes ------------------------------------------------------------------------
 
 
-def test_a_dead_node_that_comes_back_ends_no_agent_of_the_others() -> None:
-    job = trains()
-    job.power_cut("n2")
-    job.until(lambda: bool(job.events(ev.NodeEvicted)))
-    assert job.let_go == ["n2"]
-
-
-def test_a_dead_standby_that_comes_back_ends_no_agent_of_the_others() -> None:
-    job = trains()
-    job.power_cut("n3")
-    job.until(lambda: bool(job.events(ev.SpareSetAside)))
-    job.pass_time(10)
-    assert job.let_go == ["n3"]
+@pytest.mark.parametrize("dead", ["n2", "n3"], ids=["a slot", "a standby"])
+def test_a_dead_node_that_comes_back_ends_no_agent_of_the_others(dead: str) -> None:
+    sim = trained(2, 1)
+    sim.node_dies(dead)
+    sim.run_until(lambda: bool(let_go(sim)), within_s=30.0)
+    sim.run(10.0)
+    assert let_go(sim) == [dead]
 
 
 def test_the_srun_of_a_node_that_lives_is_kept() -> None:
     """It tells of the ends of its agents."""
-    job = trains()
-    job.change("n2", alerts=(alert(),))
-    job.until(lambda: bool(job.events(ev.NodeEvicted)))
-    assert job.let_go == []
-
-
-class StandbyMissing(Unstarted):
-    missing = ("n4",)
+    sim = trained(2, 1)
+    sim.alert("n2", BAD_GPU)
+    gets_on(sim, 2)
+    assert (evicted(sim), let_go(sim)) == ({"n2"}, [])
 
 
 def test_an_srun_is_not_killed_while_it_starts_other_agents() -> None:
-    job = StandbyMissing(spares=("n3", "n4"))
-    job.train_to(5)
-    job.power_cut("n3")
-    job.until(lambda: any(e.node == "n3" for e in job.events(ev.SpareSetAside)))
-    job.pass_time(5)
-    assert job.let_go == []
-    job.comes = 0
-    job.join("n4")
-    job.pass_time(1)
-    assert job.let_go == ["n3"]
+    sim = Sim(2, 2, seed=1, pace=PACE, steps=400)
+    sim.no_agent["n4"] = ""
+    sim.run_until(lambda: sim.step >= 5, within_s=120.0)
+    sim.node_dies("n3")
+    sim.run_until(lambda: any(e.node == "n3" for e in sim.events(ev.SpareSetAside)), within_s=60.0)
+    sim.run(5.0)
+    assert let_go(sim) == []
+    sim.nodes["n4"].start_agent()
+    sim.run(2.0)
+    assert let_go(sim) == ["n3"]
