@@ -11,8 +11,7 @@ import pytest
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.engine import questions as qs
 from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
-from slurm_robust.engine.stages.table import begin
-from slurm_robust.engine.transitions import ToRequeueing
+from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.patience import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.job_view import JobView
@@ -20,100 +19,102 @@ from slurm_robust.report.status import status_at
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.builders import plans
-from tests.unit.engine.fake_job import Job
+from slurm_robust.testing.sim.environment import Reply, Tell
+from slurm_robust.testing.sim.job import Sim
+from tests.unit.engine.stories import requeues, trained
 
 SILENT = SlurmAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
 TAKEN, DONE = SlurmAnswer(said=RequeueStatus.TAKEN), SlurmAnswer(said=RequeueStatus.DONE)
 
 
-def leaving(*answers: SlurmAnswer) -> Job:
+def always(*answers: SlurmAnswer) -> Reply:
+    """Slurm says all of this each time that it is asked, and may say more."""
+
+    def reply(asked: qs.BeginRequeue, tell: Tell) -> None:
+        for answer in answers:
+            tell(answer, is_last=False)
+
+    return reply
+
+
+def leaving(*answers: SlurmAnswer, reply: Reply | None = None) -> Sim:
     """A job that has lost a node and asks for its requeue, to which Slurm says ``answers`` each time."""
-    job = Job(spares=())
-    job.train_to(3)
-    job.slurm_says = answers
-    job.power_cut("n2")
-    job.until(lambda: bool(job.requeued))
-    return job
+    sim = trained(2, to=3, replies={qs.BeginRequeue: reply or always(*answers)})
+    sim.node_dies("n2")
+    sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
+    return sim
 
 
-def hear(job: Job, answer: SlurmAnswer) -> None:
-    job.reply(qs.BeginRequeue, answer)
+def term_comes(sim: Sim) -> None:
+    assert sim.controller is not None
+    sim.controller.order_to_end("ordered to end by SIGTERM")
 
 
-def told_to_end(job: Job) -> float:
+def told_to_end(sim: Sim) -> float:
     """TERM comes; seconds until the controller ends."""
-    before = job.mono
-    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
-    job.until(lambda: job.stage == "Ending")
-    return job.mono - before
+    before = sim.now
+    term_comes(sim)
+    sim.run_until(lambda: sim.stage != "Requeueing", within_s=60.0)
+    return sim.now - before
+
+
+def complaints(sim: Sim) -> int:
+    return sum("Slurm has not taken the requeue" in text for text in sim.said)
 
 
 def test_slurm_is_asked_until_it_answers() -> None:
-    job = leaving(SILENT)
-    job.pass_time(600)
-    assert job.stage == "Requeueing"
-    asked = len(job.requeued)
-    assert 600 / LONGEST_PAUSE_S < asked < 60
-    assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 1
-    job.pass_time(600)
-    assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 2
-    status = status_at(JobView(events=job.journal), job.wall)
+    sim = leaving(SILENT)
+    sim.run(600.0)
+    assert sim.stage == "Requeueing"
+    assert 600 / LONGEST_PAUSE_S < len(requeues(sim)) < 60
+    assert complaints(sim) == 1
+    sim.run(600.0)
+    assert complaints(sim) == 2
+    status = status_at(JobView(events=sim.journal), sim.clock.now)
     assert status.phase == "requeueing"
     assert "Unable to contact slurm controller" in status.reason
-    job.slurm_says = (TAKEN, DONE)
-    job.pass_time(LONGEST_PAUSE_S + 1)
-    assert told_to_end(job) == 0.0
-    job.pass_time(20)
-    assert job.code == ExitCode.REQUEUED
-    assert job.core.state.ended is None
+    sim.answer(qs.BeginRequeue, always(TAKEN, DONE))
+    asked = len(requeues(sim))
+    sim.run_until(lambda: len(requeues(sim)) > asked, within_s=LONGEST_PAUSE_S + 1.0)
+    sim.run(1.0)
+    assert told_to_end(sim) == 0.0
+    assert sim.run_to_end(within_s=20.0) == ExitCode.REQUEUED
+    assert sim.state.ended is None
 
 
 def test_a_refusal_ends_the_job_with_slurms_message() -> None:
     message = "Slurm does not requeue the job: Requested operation is presently disabled"
-    job = leaving(SILENT)
-    job.slurm_says = (SlurmAnswer(said=RequeueStatus.REFUSED, detail=message),)
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.core.state.ended is not None
-    assert message in job.core.state.ended.reason
+    sim = leaving(SILENT)
+    sim.answer(qs.BeginRequeue, always(SlurmAnswer(said=RequeueStatus.REFUSED, detail=message)))
+    assert sim.run_to_end(within_s=60.0) == ExitCode.DO_NOT_REQUEUE
+    assert sim.state.ended is not None
+    assert message in sim.state.ended.reason
 
 
 def test_without_any_answer_the_owner_is_obeyed_within_two_seconds() -> None:
-    job = leaving(SILENT)
-    job.pass_time(30)
-    assert told_to_end(job) <= 2.0
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.TERMINATED
+    sim = leaving(SILENT)
+    sim.run(30.0)
+    assert told_to_end(sim) <= 2.0
+    assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
 
 
-def test_the_term_of_the_requeue_itself_may_come_before_its_answer() -> None:
-    job = leaving()
-    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
-    job.pass_time(1)
-    hear(job, TAKEN)
-    job.pass_time(1)
-    assert job.stage == "Requeueing"  # the excludes and the watcher take a moment more
-    hear(job, DONE)
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.REQUEUED
-
-
-def test_a_slow_answer_still_tells_the_term_of_the_requeue_from_the_owners() -> None:
-    job = leaving()
-    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
-    job.pass_time(ANSWER_COMES_S - 2)
-    assert job.stage == "Requeueing"
-    hear(job, DONE)
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.REQUEUED
+@pytest.mark.parametrize("answers_s", [(1.0, 2.0), (ANSWER_COMES_S - 2,)], ids=["in two words", "late"])
+def test_the_term_of_the_requeue_itself_may_come_before_its_answer(answers_s: tuple[float, ...]) -> None:
+    tells: list[Tell] = []
+    sim = leaving(reply=lambda asked, tell: tells.append(tell))
+    term_comes(sim)
+    began = sim.now
+    for after_s, answer in zip(answers_s, (TAKEN, DONE)[-len(answers_s) :], strict=True):
+        sim.run(after_s - (sim.now - began))
+        assert sim.stage == "Requeueing"  # the excludes and the watcher take a moment more
+        tells[0](answer, is_last=False)
+    assert sim.run_to_end(within_s=60.0) == ExitCode.REQUEUED
 
 
 def test_the_owner_is_obeyed_where_an_order_to_slurm_has_no_answer_at_all() -> None:
-    job = leaving()
-    assert told_to_end(job) <= ANSWER_COMES_S + 1
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.TERMINATED
+    sim = leaving()
+    assert told_to_end(sim) <= ANSWER_COMES_S + 1
+    assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
 
 
 class DiesOfTerm(FakeSlurm):
@@ -136,45 +137,46 @@ def test_a_requeue_whose_command_died_is_seen_by_what_follows(tmp_path: Path) ->
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT)])
 def test_a_requeue_that_was_taken_ends_the_run_whatever_follows(answers: tuple[SlurmAnswer, ...]) -> None:
-    job = leaving(*answers)
-    assert told_to_end(job) <= TERM_COMES_S + 1
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.REQUEUED
+    sim = leaving(*answers)
+    assert told_to_end(sim) <= TERM_COMES_S + 1
+    assert sim.run_to_end(within_s=60.0) == ExitCode.REQUEUED
 
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT), (DONE,)])
 def test_a_job_does_not_wait_for_a_term_that_never_comes(answers: tuple[SlurmAnswer, ...]) -> None:
-    job = leaving(*answers)
-    job.until(lambda: job.code is not None, limit=LOST_S + 60)
-    assert job.code == ExitCode.REQUEUED
+    assert leaving(*answers).run_to_end(within_s=LOST_S + 60) == ExitCode.REQUEUED
 
 
 def test_an_attempt_of_which_nothing_is_heard_is_made_again() -> None:
-    job = leaving()
-    job.pass_time(LOST_S + 1)
-    assert len(job.requeued) == 2
+    sim = leaving()
+    sim.run(LOST_S + 2.0)
+    assert requeues(sim) == [("n2",), ("n2",)]
 
 
 def test_nodes_are_not_kept_for_days() -> None:
-    job = leaving(SILENT)
-    job.pass_time(GIVE_UP_S + 60, tick=20.0)
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
+    sim = leaving(SILENT)
+    sim.suspend(GIVE_UP_S - 60.0)
+    sim.run(50.0)
+    assert sim.stage == "Requeueing"
+    assert sim.run_to_end(within_s=60.0) == ExitCode.DO_NOT_REQUEUE
 
 
 def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
     advice = "an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release 7"
-    job = leaving(TAKEN, SlurmAnswer(said=RequeueStatus.DONE, detail=advice))
-    assert f"the job is requeued but does not start by itself: {advice}" in job.said
+    sim = leaving(TAKEN, SlurmAnswer(said=RequeueStatus.DONE, detail=advice))
+    sim.run(1.0)
+    assert f"the job is requeued but does not start by itself: {advice}" in sim.said
 
 
 def test_another_controller_goes_on_asking() -> None:
-    job = leaving(SILENT)
-    plan = plans.plan(run_id="r", nodes=("n1", "n2"), slots=2)
-    news, begun = begin(job.journal, plan, 10.0)
-    assert news == []
-    assert begun == ToRequeueing(exclude=("n2",), reason=job.core.state.requeueing.reason, failure=True)
-    assert Job(history=tuple(job.journal), first=begun).requeued == [("n2",)]
+    sim = leaving(SILENT)
+    sim.controller_dies()
+    sim.answer(qs.BeginRequeue, always())
+    asked = len(requeues(sim))
+    sim.run(10.0)
+    assert (sim.stage, requeues(sim)[asked:]) == ("Requeueing", [("n2",)])
+    first, again = sim.events(ev.RequeueStarted)
+    assert (again.exclude, again.reason, again.failure) == (first.exclude, first.reason, True)
 
 
 # -- the edge ----------------------------------------------------------------------------------------
