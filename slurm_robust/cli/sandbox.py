@@ -142,10 +142,12 @@ def _register_down(commands: Commands) -> None:
 
 def _down(args: argparse.Namespace) -> int:
     check_root()
-    for name in sandbox_names() if args.all else (args.name,):
+    known = sandbox_names()
+    for name in known if args.all else (args.name,):
         with Bar(f"shutting {name} down"):
             take_down(name)
-        print(f"sandbox {name!r} is down")
+        others = f"; there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else ""
+        print(f"sandbox {name!r} is down" if name in known else f"no sandbox {name!r} was up{others}")
     if args.cache:
         remove_cache()
     return ExitCode.SUCCESS

@@ -143,7 +143,7 @@ class FakeCluster:
                 else:
                     self.end_run(job, "NODE_FAIL", hold=False)
 
-    def finish(self, job_id: int, state: str = "COMPLETED") -> None:
+    def finish(self, job_id: int, state: str = "COMPLETED", exit_code: int = 0) -> None:
         """End the batch script of a job, which ends by itself (or the job is cancelled).
 
         An expedited job whose batch script fails is requeued and held.
@@ -153,7 +153,7 @@ class FakeCluster:
             if state == "FAILED" and job.expedited and job.requeue:
                 self.end_run(job, state, hold=True)
                 return
-            self._record_run(job, state)
+            self._record_run(job, state, exit_code)
             self._completing_until.pop(job_id, None)
             self._end_steps(job_id)
             self.put(job, states=frozenset({state}), end_time=self.clock.time(), reason="None")
@@ -423,7 +423,7 @@ class FakeCluster:
         wanted = [*job.required_nodes, *(n for n in free if n not in job.required_nodes)][:most]
         return tuple(n for n in self.nodes if n in wanted) if len(wanted) >= job.least_nodes else None
 
-    def _record_run(self, job: SlurmJob, state: str) -> None:
+    def _record_run(self, job: SlurmJob, state: str, exit_code: int = 0) -> None:
         if not job.nodes:
             return
         self.runs[job.job_id].append(
@@ -432,7 +432,7 @@ class FakeCluster:
                 step="",
                 run=job.restart_count,
                 state=state,
-                exit_code=0,
+                exit_code=exit_code,
                 signal=0,
                 nodes=job.nodes,
                 submit_time=job.submit_time,

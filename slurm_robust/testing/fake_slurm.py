@@ -312,7 +312,7 @@ class FakeSlurm:
             clock.sleep(1.0)
         done = self.cluster.programs(request, self.job(job_id).nodes)
         with self._world() as world:
-            world.finish(job_id, "FAILED" if done.exit_code else "COMPLETED")
+            world.finish(job_id, "FAILED" if done.exit_code else "COMPLETED", done.exit_code)
         return done
 
     def launch_step(self, request: StepRequest, output: Path) -> StepHandle:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob, NotBegun, find
@@ -120,6 +121,15 @@ def test_a_job_without_a_journal_is_reported_with_its_state_in_slurm(root: Path)
     with pytest.raises(NotBegun, match=ended) as error:
         find(str(job), None, slurm)
     assert not error.value.may_begin
+
+
+def test_a_job_that_srobust_run_refused_to_begin_is_reported_as_refused(root: Path) -> None:
+    slurm = FakeSlurm()
+    job = slurm.submit(SubmitRequest(command=("train.sh",)))
+    slurm.cluster.finish(job, "FAILED", ExitCode.OTHER_CONTROLLER)
+    why = rf"job {job} has ended \(FAILED 76:0\), .+: 'srobust run' refused to begin \(OTHER_CONTROLLER\)"
+    with pytest.raises(NotBegun, match=why):
+        find(str(job), None, slurm)
 
 
 def test_what_slurmctld_forgot_slurmdbd_still_knows(root: Path) -> None:
