@@ -299,6 +299,8 @@ class SimController:
                 self.core.on_pulse(message, now)
             case msg.AgentAnswer():
                 self.core.on_agent_answer(message, now)
+            case msg.Foreign():
+                self.core.on_foreign(message, now)
             case _:
                 raise AssertionError(f"agents send no {type(message).__name__}")
 

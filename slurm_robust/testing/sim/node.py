@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from slurm_robust.agent import stimuli as do
 from slurm_robust.agent.copies.service import CopyNews
 from slurm_robust.agent.heartbeat import HeartbeatState
@@ -24,6 +26,7 @@ from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.testing.sim.environment import Environment
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
@@ -88,6 +91,8 @@ class SimNode:
         """Why it can put nothing on storage, "" if it can."""
         self.zygote_s = env.pace.zygote_s
         """Seconds from the start of its agent until that can fork workers."""
+        self.protocol = PROTOCOL
+        """The version of the messages that its agents say they speak."""
         self.dying_s = 0.0
         """For so long workers that are told to end give memory back before they do."""
         self.unwritable: set[int] = set()
@@ -439,7 +444,9 @@ class SimAgent:
         alerts, traffic, spent = self.node.alerts, self.node.traffic, self.node.spent
         restored_s = [rank.restored_s for rank in self.ranks.values() if rank.restored]
         started = {startup.RESTORE: max(restored_s)} if restored_s else {}
-        return self._book.make(self.state, progress, now, news, alerts, traffic, still_s, started, spent)
+        made = self._book.make(self.state, progress, now, news, alerts, traffic, still_s, started, spent)
+        is_other = isinstance(made, msg.Heartbeat) and self.node.protocol != PROTOCOL
+        return structs.replace(made, protocol=self.node.protocol) if is_other else made
 
     def _post(self, message: msg.ToController) -> None:
         if self._connected is not None:
