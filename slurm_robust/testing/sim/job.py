@@ -475,6 +475,15 @@ class Sim:
         assert self.controller is not None
         return self.controller.drill(Drill(fault=fault, rank=rank))
 
+    def run_dies(self) -> None:
+        """Kill all of this run in one moment, and requeue the job: nothing of the run prepares the next one.
+
+        Nodes keep what they have in memory.
+        """
+        self.cluster.end_run(self.cluster.jobs[self.job_id], "NODE_FAIL", hold=False)
+        self._end_run()
+        self.env.timeline.after(self.cluster.completing_s + 1.5, self._start_now)
+
     def cancel(self, *, interactive: bool = False) -> None:
         """Cancel the job (scancel). ``interactive``: salloc started it, so Slurm signals only its steps."""
         self.cluster.finish(self.job_id, "CANCELLED")
