@@ -97,6 +97,7 @@ class Sim:
         leap_s: float = 0.0,
         required: tuple[str, ...] = (),
         shared: bool = False,
+        batch_host: str = "",
         replies: Mapping[type[qs.Question[Any]], Reply] | None = None,
         history: Iterable[ev.AnyEvent] = (),
     ) -> None:
@@ -104,9 +105,9 @@ class Sim:
 
         ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
         much, and steps are not played one by one; for jobs of days. ``required``: nodes that the owner asks
-        for by name. ``shared``: checkpoints have a part that
-        all ranks share. ``replies``: what the test answers to questions of a kind, from the first one on, see
-        :meth:`answer`. ``history``: the journal so far.
+        for by name. ``shared``: checkpoints have a part that all ranks share. ``batch_host``: where controllers
+        of a run begin, the first node of the job without. ``replies``: what the test answers to questions of a
+        kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
@@ -150,7 +151,7 @@ class Sim:
         self._given: list[Callable[[SimController], None]] = []  # signals to the batch script of this run
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
         self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node
-        self._leap_s, self._shared = leap_s, shared
+        self._leap_s, self._shared, self._batch_host = leap_s, shared, batch_host
         self._planned: list[float] = []
         self._controllers: list[SimController] = []  # that live
         self._plan: RunPlan | None = None
@@ -376,15 +377,15 @@ class Sim:
         if told:
             self.env.after(self.env.pace.slurm_s, partial(self._tell_end, name, how))
 
-    def srun_ends(self, *names: str, says: str = "", apart_s: float = 0.0) -> None:
+    def srun_ends(self, *names: str, says: str = "", apart_s: float = 0.0, after_s: float = 1.0) -> None:
         """End the srun that started the agents of ``names``, and these, one ``apart_s`` after the other.
 
-        ``says``: its last line.
+        ``says``: its last line; ``after_s``: for how long the first agent lives on.
         """
         if (controller := self.controller) is not None:
             controller.hear_step(names, 1, (says,) if says else (), is_task=False)
         for number, name in enumerate(names):
-            self.env.timeline.after(1.0 + number * apart_s, self.nodes[name].end_agents)
+            self.env.timeline.after(after_s + number * apart_s, self.nodes[name].end_agents)
 
     def agent_stalls(self, *names: str, stalls: bool = True) -> None:
         """Stop the agents of ``names``, while their nodes and ranks go on, or let them go on."""
@@ -655,7 +656,7 @@ class Sim:
         self._is_over = False
         self._given.clear()
         self.runs += 1
-        self._start_controller(job.batch_host)
+        self._start_controller(self._batch_host or job.batch_host)
 
     def _end_run(self) -> None:
         """Kill what is left of the run, as Slurm does once the batch script has ended."""
