@@ -312,7 +312,7 @@ class Core(Context):
         """Take in that agents of ``nodes`` have ended: after a takeover only their ports show it."""
         for node in nodes:
             is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
-            if not (is_new or self.liveness.hears(node) or self.starts.ends((node,), now).agents):
+            if not (is_new or self.liveness.hears(node) or self.starts.ends((node,), now).silent):
                 self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:
