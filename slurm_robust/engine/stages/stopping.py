@@ -182,8 +182,9 @@ class Stopping:
             if (b := core.fleet.heartbeat(n)) is None or b.agent == self._agents.get(b.node)
         )
         root = root_exit(self._exits, core.log_rules)
-        # What is in the memory of nodes that lost only their agents, the next agents report.
-        gone = core.starts.ends(silent, now).silent
+        # What is in the memory of nodes that lost only their agents, the next agents report: those of nodes
+        # that had stopped before, too.
+        gone = core.starts.ends(core.world.slots, now).silent
         core.checkpoints.end(
             self._reason,
             self._exits,
