@@ -3,238 +3,213 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict
-from tests.unit.engine.fake_job import Job
+from slurm_robust.testing.sim.job import Sim
+from tests.unit.engine.stories import PACE, evicted, gets_on, requeues, starts, trained
 
 INSANE = "srun: error: slurm_msg_recvfrom_timeout: Insane message length"
 KILLED = ""  # nothing is left to say anything
+STAYS = "srun: error: plugin_load_from_file: Permission denied"
 
 
-def trained(slots: tuple[str, ...], spares: tuple[str, ...] = (), config: JobConfig | None = None) -> Job:
-    job = Job(slots, spares, memory=True, config=config)
-    train(job, 20)
-    return job
+def without_agent_on_n1() -> Sim:
+    """A job of three nodes and a standby whose batch host has no agent, so that the standby has its slot."""
+    sim = Sim(3, 1, seed=1, steps=400, pace=PACE)
+    sim.no_agent["n1"] = "srun: error: n1: task 0: Killed"
+    sim.run_until(lambda: sim.step >= 10, within_s=200.0)
+    assert sim.state.world.slots == ("n4", "n2", "n3")
+    return sim
 
 
-def train(job: Job, seconds: int) -> None:
-    """A step a second."""
-    for _ in range(seconds):
-        newest = [p.step for p in job.heartbeats[job.core.world.slots[0]].progress]
-        job.train_to(max(*newest, job.core.world.restored_step) + 1)
-        job.pass_time(1.0)
+def hears(sim: Sim, *nodes: str, says: str, is_task: bool = False) -> None:
+    """The controller hears that the srun of agents, or of a task, has ended; the agents may live on."""
+    sim.run_until(lambda: sim.controller is not None, within_s=5.0)
+    assert sim.controller is not None
+    sim.controller.hear_step(nodes, 1, (says,) if says else (), is_task=is_task)
 
 
-def evicted(job: Job) -> set[str]:
-    return {event.node for event in job.events(ev.NodeEvicted)}
-
-
-def restarted(job: Job, slots: tuple[str, ...], generation: int = 2) -> None:
+def restarted(sim: Sim, generation: int = 2, step: int = 9) -> None:
     """Training goes on from its newest step on the same nodes, and nobody is blamed."""
-    job.until(
-        lambda: job.code is not None or (job.core.world.generation, job.stage) == (generation, "Running"),
-        30,
-    )
-    assert job.code is None, job.said
-    state = job.core.state
-    assert (evicted(job), job.requeued, state.world.slots) == (set(), [], slots)
-    assert state.world.restored is not None
-    assert state.world.restored.step >= 19
-    verdicts = [d.verdict for d in job.events(ev.Decided)]
+    slots, before = sim.state.world.slots, evicted(sim)
+    gets_on(sim, generation)
+    verdicts = [d.verdict for d in sim.events(ev.Decided)[-1:]]
     assert all(verdict is not None and verdict.blame is Blame.NOBODY for verdict in verdicts)
+    assert (evicted(sim), requeues(sim)) == (before, []), sim.describe()
+    assert sim.state.world.slots == slots
+    assert sim.state.world.restored_step >= step
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["training nodes first", "standbys first"])
 @pytest.mark.parametrize("apart_s", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("message", [INSANE, KILLED], ids=["srun says why", "srun is killed"])
+@pytest.mark.parametrize("says", [INSANE, KILLED], ids=["srun says why", "srun is killed"])
 @pytest.mark.parametrize(
-    ("slots", "spares"),
-    [
-        (("n1",), ()),
-        (("n1",), ("n2",)),
-        (("n1",), ("n2", "n3")),
-        (("n2",), ("n1",)),
-        (("n1", "n2"), ("n3",)),
-        (("n1", "n2", "n3", "n4"), ("n5",)),
-    ],
+    ("slots", "spares", "batch_host"),
+    [(1, 0, ""), (1, 1, ""), (1, 2, ""), (1, 1, "n2"), (2, 1, ""), (4, 1, "")],
     ids=["1", "1+1", "1+2", "batch host stands by", "2+1", "4+1"],
 )
 def test_the_end_of_the_agents_step_costs_a_restart_in_place(
-    slots: tuple[str, ...], spares: tuple[str, ...], message: str, apart_s: float, order: int
+    slots: int, spares: int, batch_host: str, says: str, apart_s: float, order: int
 ) -> None:
-    job = trained(slots, spares)
-    job.step_dies(*(*slots, *spares)[::order], message=message, apart_s=apart_s)
-    restarted(job, slots)
-    assert job.core.state.spares == spares
-    job.until(lambda: not job.core.state.aside, 30)
-    train(job, 5)
-    assert job.core.world.incident is None
+    sim = trained(slots, spares, batch_host=batch_host)
+    standbys = sim.state.spares
+    sim.srun_ends(*(*sim.state.world.slots, *standbys)[::order], says=says, apart_s=apart_s)
+    restarted(sim)
+    assert sim.state.spares == standbys
+    sim.run_until(lambda: not sim.state.aside, within_s=30.0)
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["training nodes first", "standbys first"])
 @pytest.mark.parametrize("apart_s", [6.0, 9.0, 11.0, 16.0])
-@pytest.mark.parametrize(
-    ("slots", "spares"), [(("n1",), ("n2", "n3")), (("n1", "n2"), ("n3",)), (("n1", "n2", "n3"), ())]
-)
+@pytest.mark.parametrize("size", [(1, 2), (2, 1), (3, 0)])
 def test_agents_of_one_step_that_end_one_after_the_other_are_one_incident(
-    slots: tuple[str, ...], spares: tuple[str, ...], apart_s: float, order: int
+    size: tuple[int, int], apart_s: float, order: int
 ) -> None:
-    job = trained(slots, spares)
-    job.step_dies(*(*slots, *spares)[::order], message=KILLED, apart_s=apart_s)
-    restarted(job, slots)
-    job.until(lambda: not job.core.state.aside, 30)
-    train(job, 60)
-    assert len(job.events(ev.IncidentOpened)) == 1
-    assert job.core.world.incident is None
+    sim = trained(*size)
+    sim.srun_ends(*(*sim.state.world.slots, *sim.state.spares)[::order], apart_s=apart_s)
+    restarted(sim)
+    sim.run_until(lambda: not sim.state.aside, within_s=30.0)
+    sim.run(60.0)
+    assert len(sim.events(ev.IncidentOpened)) == 1
+    assert sim.state.world.incident is None
 
 
 def test_a_step_may_be_ended_again_and_again_while_training_gets_on() -> None:
-    job = trained(("n1",), ("n2",))
+    sim = trained(1, 1)
     for generation in range(2, 7):
-        job.step_dies("n1", "n2", message=INSANE, apart_s=0.3)
-        restarted(job, ("n1",), generation)
-        train(job, 60)
-    assert job.code is None
+        step = sim.step
+        sim.srun_ends("n1", "n2", says=INSANE, apart_s=0.3)
+        restarted(sim, generation, step)
+        sim.run(40.0)
+    assert sim.code is None
 
 
 def test_agents_of_another_step_are_left_in_peace() -> None:
-    job = trained(("n1", "n2", "n3"), ("n4",))
-    job.step_dies("n2", "n4", message=KILLED)
-    restarted(job, ("n1", "n2", "n3"))
-    assert {node for nodes in job.started[1:] for node in nodes} == {"n2", "n4"}
+    sim = trained(3, 1)
+    sim.srun_ends("n2", "n4")
+    restarted(sim)
+    assert {node for nodes in starts(sim)[1:] for node in nodes} == {"n2", "n4"}
 
 
 def test_what_nodes_without_an_agent_keep_in_memory_is_found_again_by_the_next() -> None:
-    job = trained(("n1", "n2", "n3", "n4"))
-    job.step_dies("n2", "n3", "n4", message=KILLED)
-    restarted(job, ("n1", "n2", "n3", "n4"))
+    sim = trained(4)
+    sim.srun_ends("n2", "n3", "n4")
+    restarted(sim)
 
 
 def test_a_batch_host_without_an_agent_hears_from_srun_that_it_is_not_cut_off() -> None:
-    job = trained(("n2", "n3", "n4"))
-    job.step_dies("n2", "n3", "n4", message=INSANE)
-    restarted(job, ("n2", "n3", "n4"))
+    sim = without_agent_on_n1()
+    sim.srun_ends("n2", "n3", "n4", says=INSANE)
+    restarted(sim)
 
 
 def test_a_node_that_srun_names_is_still_lost() -> None:
-    job = trained(("n1", "n2"), ("n3",))
-    job.step_ends("n1", "n2", "n3", message="srun: error: Node failure on n2")
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2, 20)
-    assert evicted(job) == {"n2"}
+    sim = trained(2, 1)
+    hears(sim, "n1", "n2", "n3", says="srun: error: Node failure on n2")
+    sim.node_dies("n2")
+    gets_on(sim, 2)
+    assert evicted(sim) == {"n2"}
 
 
 def test_a_node_that_dies_long_after_its_srun_is_lost_as_early_as_ever() -> None:
-    job = trained(("n1", "n2"), ("n3",))
-    job.step_ends("n1", "n2", "n3", message=KILLED)
-    job.pass_time(60.0)
-    assert job.stage == "Running"
-    job.power_cut("n2")
-    job.pass_time(6.0)
-    assert evicted(job) == {"n2"}
+    sim = trained(2, 1)
+    hears(sim, "n1", "n2", "n3", says=KILLED)
+    sim.run(60.0)
+    assert sim.stage == "Running"
+    sim.node_dies("n2")
+    sim.run(6.0)
+    assert evicted(sim) == {"n2"}
 
 
 def test_of_two_silent_nodes_the_one_whose_step_ended_is_not_blamed() -> None:
-    job = trained(("n1", "n2", "n3", "n4"), ("n5", "n6"))
-    job.step_dies("n2", message=KILLED)
-    job.pass_time(3.0)
-    job.power_cut("n4")
-    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 30)
-    assert evicted(job) <= {"n4"}
-    assert "n2" in job.core.world.slots
+    sim = trained(4, 2)
+    sim.srun_ends("n2")
+    sim.run(4.0)
+    sim.node_dies("n4")
+    gets_on(sim, 2)
+    assert evicted(sim) <= {"n4"}
+    assert "n2" in sim.state.world.slots
 
 
 @pytest.mark.parametrize("heard_s", [0.5, 1.0, 2.0, 3.0, 5.0])
-def test_the_step_may_end_on_the_way_into_the_next_generation(heard_s: float) -> None:
-    job = trained(("n1", "n2", "n3", "n4"))
-    job.change("n4", ready=False)  # so the next generation waits for it
-    job.kill_rank(3)
-    job.step_dies("n1", "n2", "n3", message=KILLED, heard_s=heard_s)
-    job.pass_time(30.0)
-    if "n4" in job.heartbeats:
-        job.change("n4", ready=True)
-    job.until(lambda: job.stage == "Running", 60)
-    assert (evicted(job), job.code) == (set(), None)
+@pytest.mark.parametrize("is_gathering", [False, True], ids=["workers end", "a node is waited for"])
+def test_the_step_may_end_on_the_way_into_the_next_generation(is_gathering: bool, heard_s: float) -> None:
+    sim = trained(4, pace=structs.replace(PACE, zygote_s=(12.0, 12.0)))
+    if is_gathering:
+        sim.agent_dies("n4", told=False)
+        sim.run_until(lambda: sim.stage == "Gathering", within_s=10.0)
+    else:
+        sim.nodes["n4"].dying_s = 8.0
+        sim.kill_rank(0)
+    sim.srun_ends("n1", "n2", "n3", after_s=heard_s)
+    sim.run(30.0)
+    sim.run_until(lambda: sim.has_been_well(5.0), within_s=60.0)
+    assert (evicted(sim), requeues(sim), sim.code) == (set(), [], None)
+    assert sim.state.world.restored_step >= 9
 
 
 def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_the_job() -> None:
-    job = trained(("n1", "n2", "n3", "n4"), ("n5", "n6"))
-    job.step_dies("n2", message="srun: error: plugin_load_from_file: Permission denied")
-    job.pass_time(1.0)
-    job.power_cut("n4")
-    job.until(lambda: job.code is not None or (job.core.world.generation == 2 and job.stage == "Running"), 60)
-    assert (job.code, evicted(job)) == (None, {"n4"})
+    sim = trained(4, 2)
+    sim.srun_ends("n2", says=STAYS)
+    sim.run(2.0)
+    sim.node_dies("n4")
+    gets_on(sim, 2)
+    assert (sim.code, evicted(sim)) == (None, {"n4"})
 
 
 def test_a_requeue_beside_the_end_of_a_step_restores_what_its_nodes_keep_in_memory() -> None:
-    job = trained(("n1", "n2", "n3", "n4"))
-    job.step_dies("n2", message=KILLED)
-    job.pass_time(1.0)
-    left = job.copies | {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
-    job.power_cut("n4")
-    job.until(lambda: bool(job.requeued), 30)
-    assert job.requeued == [("n4",)]
-    slots = ("n1", "n2", "n3", "n5")
-    taken = ev.AllocationTaken(t=job.wall, restart_count=1, nodes=slots, slots=slots, spares=())
-    history = (*job.journal, taken)
-    later = Job(slots, history=history, first=ToGathering(start=True), copies=left)
-    later.until(lambda: later.core.world.generation == 2, 30)
-    restored = later.core.world.restored
-    assert restored is not None
-    assert restored.step >= 19
-    assert later.core.world.unsealed == ()
+    sim = trained(4)
+    sim.srun_ends("n2")
+    sim.run(2.0)
+    sim.node_dies("n4")
+    sim.run_until(lambda: bool(requeues(sim)), within_s=30.0)
+    assert requeues(sim) == [("n4",)]
+    gets_on(sim, 2)
+    assert (sim.runs, sim.state.world.unsealed) == (2, ())
+    assert sim.state.world.restored_step >= 9
 
 
 def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> None:
-    job = trained(("n1",), ("n2",))
-    job.step_ends("n1", "n2", message=KILLED)
-    job.mono += 40.0
-    job.wall += 40.0
-    job.core.on_stall(40.0, job.now())
-    for node in ("n1", "n2"):
-        job.copies[node] = job.heartbeats.pop(node).copies
-    restarted(job, ("n1",))
-
-
-def next_controller(job: Job) -> Job:
-    """Another controller on the same job, which knows no more than its journal."""
-    later = Job(history=tuple(job.journal), first=ToReconnecting(), memory=True, clock=(job.mono, job.wall))
-    later.heartbeats, later.orders, later.copies = job.heartbeats, job.orders, job.copies
-    return later
+    sim = trained(1, 1)
+    sim.srun_ends("n1", "n2")
+    sim.run(0.5)
+    sim.controller_stalls(40.0)
+    restarted(sim)
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 11.0])
 def test_the_end_of_a_step_that_an_earlier_controller_started_blames_nobody(apart_s: float) -> None:
-    later = next_controller(trained(("n1", "n2"), ("n3",)))
-    later.until(lambda: later.stage == "Running", 5)
-    later.step_dies("n2", "n1", "n3", message=KILLED, apart_s=apart_s)
-    restarted(later, ("n1", "n2"))
-    assert len(later.events(ev.IncidentOpened)) == 1
+    sim = trained(2, 1)
+    sim.controller_dies()
+    sim.run_until(lambda: sim.stage == "Running", within_s=10.0)
+    sim.srun_ends("n2", "n1", "n3", apart_s=apart_s)
+    restarted(sim)
+    assert len(sim.events(ev.IncidentOpened)) == 1
 
 
 def test_agents_that_end_with_their_step_while_no_controller_lives_blame_nobody() -> None:
-    job = trained(("n1", "n2"), ("n3",))
-    job.copies = {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
-    del job.heartbeats["n1"], job.heartbeats["n2"]
-    later = next_controller(job)
-    later.step_ends("n1", "n2", "n3", message=INSANE)
-    restarted(later, ("n1", "n2"))
+    sim = trained(2, 1)
+    sim.controller_dies()
+    for node in ("n1", "n2"):
+        sim.agent_dies(node, told=False)
+    hears(sim, "n1", "n2", "n3", says=INSANE)
+    restarted(sim)
 
 
 def test_an_agent_that_ends_alone_while_no_controller_lives_is_started_again() -> None:
-    job = trained(("n1", "n2"), ("n3",))
-    job.copies = {"n2": job.heartbeats.pop("n2").copies}
-    later = next_controller(job)
-    later.task_ends("n2", "srun: error: n2: task 1: Killed")
-    restarted(later, ("n1", "n2"))
+    sim = trained(2, 1)
+    sim.controller_dies()
+    sim.agent_dies("n2", told=False)
+    hears(sim, "n2", says="srun: error: n2: task 1: Killed", is_task=True)
+    restarted(sim)
 
 
 def test_observe_mode_would_evict_nobody_for_the_end_of_the_step() -> None:
-    job = trained(("n1",), ("n2",), JobConfig(mode="observe"))
-    job.step_dies("n1", "n2", message=INSANE, apart_s=0.3)
-    job.until(lambda: bool(job.events(ev.Decided)), 30)
-    (decided,) = job.events(ev.Decided)
+    sim = trained(1, 1, config=JobConfig(mode="observe"))
+    sim.srun_ends("n1", "n2", says=INSANE, apart_s=0.3)
+    sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=30.0)
+    (decided,) = sim.events(ev.Decided)
     assert not [action for action in decided.actions if isinstance(action, Evict)]
