@@ -105,9 +105,9 @@ class Sim:
 
         ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
         much, and steps are not played one by one; for jobs of days. ``required``: nodes that the owner asks
-        for by name. ``shared``: checkpoints have a part that all ranks share. ``batch_host``: where controllers
-        of a run begin, the first node of the job without. ``replies``: what the test answers to questions of a
-        kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
+        for by name. ``shared``: checkpoints have a part that all ranks share. ``batch_host``: where the
+        batch script runs, if not on the first node of the job. ``replies``: what the test answers to
+        questions of a kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
