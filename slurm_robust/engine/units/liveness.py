@@ -328,12 +328,13 @@ class Liveness:
             n for n in context.world.slots if n in views and views[n].heartbeat.agent not in self._senders
         ]
         self._without = {node: self._without.get(node, now.mono) for node in without}
-        late = sorted(node for node, since in self._without.items() if now.mono - since > _NO_BEACON_S)
-        if not late or self._is_without_said:
+        # All are named together: agents join one after the other.
+        is_early = any(now.mono - since <= _NO_BEACON_S for since in self._without.values())
+        if not self._without or is_early or self._is_without_said:
             return
         self._is_without_said = True
         text = (
-            f"no beacon of {fold(late)} has come (is UDP to the controller's port dropped?): a dead "
+            f"no beacon of {fold(self._without)} has come (is UDP to the controller's port dropped?): a dead "
             f"node there is noticed after {context.config.timings.node_dead_s:g} s (timings.node_dead_s)"
         )
         context.note(text, "", now)
