@@ -293,7 +293,8 @@ class SimController:
                 found = self.nodes[node].agents.get(agent)
                 if found is not None:
                     self._agents[node] = self._agents[agent] = found
-                    self._beacons.setdefault(agent, (self.nodes[node], self.env.now))
+                    if found.node.beacons is not False:
+                        self._beacons.setdefault(agent, (found.node, self.env.now))
                 self.core.on_heartbeat(message, now)
             case msg.Pulse():
                 self.core.on_pulse(message, now)
@@ -310,7 +311,10 @@ class SimController:
         """
         for agent, (node, _) in self._beacons.items():
             found = node.agents.get(agent)
-            if found is not None and not found.is_stopped and self.env.network.passes(node.name, self.host):
+            if found is None or node.beacons is False:
+                continue
+            runs = not found.is_stopped and self.env.network.passes(node.name, self.host)
+            if runs or node.beacons:
                 self._beacons[agent] = node, self.env.now
         return {agent: self.env.now - at for agent, (_, at) in self._beacons.items()}
 
@@ -463,7 +467,7 @@ class SimController:
         return self.nodes[name].is_up and self.env.network.passes(self.host, name)
 
     def _probe(self, asked: qs.ProbeKernels) -> Answers:
-        found = {name: 0.001 for name in asked.places if self._reaches(name)}
+        found = {name: 0.001 for name in asked.places if self.nodes[self.host].gets_answer(name)}
         return Answers(tcp=found, asked=frozenset(asked.places))
 
     def _about_run(self, asked: qs.AskAboutRun) -> Sentence:

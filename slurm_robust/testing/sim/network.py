@@ -34,6 +34,7 @@ class Network:
         """By how many seconds some of them come later."""
         self._timeline, self._chance = timeline, chance
         self._islands: dict[str, int] = {}
+        self._cut: set[frozenset[str]] = set()
         self._count = 0
         self._arrived: dict[tuple[str, str], float] = defaultdict(float)  # when the newest message arrives
 
@@ -42,19 +43,27 @@ class Network:
         self._count += 1
         self._islands.update(dict.fromkeys(nodes, self._count))
 
+    def cut(self, one: str, other: str) -> None:
+        """Cut these two off each other, and from no other node."""
+        self._cut.add(frozenset((one, other)))
+
     def heal(self, *nodes: str) -> None:
         """Bring ``nodes`` (all, without any) back to the others."""
         for node in nodes or tuple(self._islands):
             self._islands.pop(node, None)
+        self._cut = {pair for pair in self._cut if nodes and not pair.intersection(nodes)}
 
     def passes(self, source: str, target: str) -> bool:
         """Return whether the two nodes reach each other now."""
-        return source == target or self._islands.get(source, 0) == self._islands.get(target, 0)
+        if source == target:
+            return True
+        is_cut = bool(self._cut) and frozenset((source, target)) in self._cut
+        return not is_cut and self._islands.get(source, 0) == self._islands.get(target, 0)
 
     @property
     def is_calm(self) -> bool:
         """Whether all nodes reach each other, and every message arrives once and soon."""
-        return not (self._islands or self.loss or self.duplicates) and self.delay_s[1] < 0.05
+        return not (self._islands or self._cut or self.loss or self.duplicates) and self.delay_s[1] < 0.05
 
     def send(self, source: str, target: str, data: bytes, arrive: Callable[[bytes], None]) -> None:
         """Have ``data`` arrive at ``target`` after a while, or never."""

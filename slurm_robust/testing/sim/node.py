@@ -77,7 +77,11 @@ class SimNode:
         self.spoils = False
         """Numbers that it computes are not finite."""
         self.is_mute = False
-        """Its agent sends no stacks."""
+        """Its agent answers no question: it sends neither stacks nor what it has found by probes."""
+        self.answers_probes = True
+        """Its kernel answers probes; False: something drops them."""
+        self.beacons: bool | None = None
+        """Whether beacons of its agent come; None: as long as that runs and is reached."""
         self.holds_gpus = False
         """The driver does not give the memory of ended workers back."""
         self.data_address = ""
@@ -109,6 +113,11 @@ class SimNode:
     def agent(self) -> SimAgent | None:
         """The newest that lives."""
         return next(reversed(self.agents.values()), None)
+
+    def gets_answer(self, name: str) -> bool:
+        """Return whether the kernel of node ``name`` answers a probe from here."""
+        other = self.others[name]
+        return other.is_up and other.answers_probes and self.env.network.passes(self.name, name)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -255,7 +264,7 @@ class SimAgent:
             msg.Flush: self._ask_flush,
             msg.Save: lambda order: self._after(env.pace.write_s, partial(self._save_copies, order)),
             msg.TakeStacks: self._sample,
-            msg.ProbeNodes: lambda order: env.timeline.after(order.for_s, partial(self._probe, order)),
+            msg.ProbeNodes: self._probe,
             msg.Rehearse: self._rehearse,
             do.EndRehearsal: lambda order: self._watch_gpus() if order.watch_gpus else None,
             msg.Load: self._load,
@@ -606,21 +615,22 @@ class SimAgent:
         self._after((0.1, 0.6), lambda: self._post(self._stacks[order.number]))
 
     def _probe(self, order: msg.ProbeNodes) -> None:
-        passes = self._env.network.passes
-        answering = tuple(
-            name
-            for name in sorted(order.places)
-            if self.node.others[name].is_up and passes(self.node.name, name)
-        )
-        if self.is_alive:
-            self._post(
-                msg.NodesProbed(
-                    node=self.node.name,
-                    number=order.number,
-                    answering=answering,
-                    asked=tuple(sorted(order.places)),
+        """Send probes until the time is over; one that is answered is enough."""
+
+        def answering() -> set[str]:
+            return {name for name in order.places if self.node.gets_answer(name)}
+
+        first = answering()
+
+        def tell() -> None:
+            if self.is_alive and not self.node.is_mute:
+                found = tuple(sorted(first | answering()))
+                asked = tuple(sorted(order.places))
+                self._post(
+                    msg.NodesProbed(node=self.node.name, number=order.number, answering=found, asked=asked)
                 )
-            )
+
+        self._env.timeline.after(order.for_s, tell)
 
     def _rehearse(self, order: msg.Rehearse) -> None:
         number, begun = order.number, self._env.now
