@@ -6,20 +6,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import JobConfig
+from slurm_robust.config.job import CheckpointConfig, JobConfig
 from slurm_robust.config.plan import RunPlan, load_plan, save_plan
 from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import PreviousController, _fenced, _write_start
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.takeover import finish, take_over, watch
 from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
-from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Symptom
 from slurm_robust.model.job import JobDirectory
@@ -29,10 +28,10 @@ from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.epochs import EpochRecord
-from slurm_robust.wire.messages import Phase
 from tests.builders import plans
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import PACE, evicted, opened, requeues, starts, trained
 
 
 @pytest.fixture
@@ -297,174 +296,138 @@ def test_a_plan_names_the_output_in_which_the_next_controller_goes_on(tmp_path: 
 
 
 def taken_over(
-    spares: tuple[str, ...] = ("n3",), returns: bool = False, config: JobConfig | None = None
-) -> Job:
-    """The controller on n2, after that on n1 died with its node."""
-    job = Job(slots=("n1", "n2"), spares=spares, config=config)
-    job.train_to(3)
-    started = ev.ControllerStarted(
-        t=job.wall,
-        epoch=2,
-        host="n2",
-        pid=1,
-        port=1,
-        taken_from="n1",
-        reason="dead",
-        silent_since=job.wall - 16,
-    )
-    history = (*job.journal, started)
-    later = Job(slots=("n1", "n2"), spares=spares, history=history, first=ToReconnecting(), config=config)
-    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node != "n1" or returns}
-    if not returns:
-        later.dead.add("n1")
-    for node in later.heartbeats:
-        later.change(node)
-    return later
+    nodes: int = 2, spares: int = 1, *, without: str = "", config: JobConfig | None = None, **more: Any
+) -> Sim:
+    """The controller on n2 has just begun, after that on n1 died with its node.
+
+    ``without``: a node whose agent was killed in that moment, too; no srun is left that would report it.
+    """
+    sim = trained(nodes, spares, to=3, config=config, **more)
+    if without:
+        sim.agent_dies(without, told=False)
+    sim.node_dies("n1")
+    return next_controller(sim)
+
+
+def next_controller(sim: Sim) -> Sim:
+    sim.run_until(lambda: sim.controller is not None and sim.controller.host == "n2", within_s=60.0)
+    return sim
+
+
+def launches(sim: Sim, within_s: float) -> None:
+    """The next controller launches its first generation."""
+    sim.run_until(lambda: sim.state.world.generation == 1 + TAKEOVER_GAP, within_s)
 
 
 def test_the_dead_host_gives_its_slot_to_a_standby_within_seconds() -> None:
-    job = taken_over()
-    begun = job.mono
-    job.until(lambda: job.core.world.generation == 1 + TAKEOVER_GAP)
-    assert job.mono - begun < 10
-    assert job.core.world.slots == ("n3", "n2")
-    assert job.core.world.next_generation == 2 + TAKEOVER_GAP, "numbers are left out once"
-    assert "n1" in job.core.state.evicted
-    (opened,) = [e for e in job.journal if isinstance(e, ev.IncidentOpened)]
-    assert opened.symptom is Symptom.NODE_LOST
-    assert 20 <= opened.detect_s < 22, "detection begins with the silence of the controller before"
+    sim = taken_over()
+    launches(sim, within_s=10.0)
+    assert sim.state.world.slots == ("n3", "n2")
+    assert sim.state.world.next_generation == 2 + TAKEOVER_GAP, "numbers are left out once"
+    assert evicted(sim) == {"n1"}
+    (found,), started = sim.events(ev.IncidentOpened), sim.events(ev.ControllerStarted)[-1]
+    assert found.symptom is Symptom.NODE_LOST
+    assert found.t - found.detect_s == pytest.approx(started.silent_since), "by the controller before"
+    assert found.detect_s > started.t - started.silent_since > JobConfig().timings.takeover_s
 
 
 def test_observe_mode_names_the_dead_host_too() -> None:
-    job = taken_over(config=JobConfig(mode="observe"))
-    job.until(lambda: bool(job.events(ev.Decided)))
-    (decided,) = [e for e in job.journal if isinstance(e, ev.Decided)]
+    sim = taken_over(config=JobConfig(mode="observe"))
+    sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=60.0)
+    (decided,) = sim.events(ev.Decided)
     assert Evict(node="n1") in decided.actions
     assert not decided.carried_out
-    assert job.core.state.evicted == {}
+    assert evicted(sim) == set()
 
 
 def test_no_agent_is_started_on_a_batch_host_that_died_in_the_middle_of_a_recovery() -> None:
-    job = Job(slots=("n1", "n2"), spares=("n3",))
-    job.train_to(3)
-    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="a rank died", sealed_step=2)
-    started = ev.ControllerStarted(t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1")
-    history = (*job.journal, ended, started)
-    later = Job(history=history, first=ToGathering(start=True, expected=True))
-    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node != "n1"}
-    later.dead.add("n1")
-    for node in later.heartbeats:
-        later.change(node, phase=Phase.IDLE)
-    later.until(lambda: later.core.world.generation == 1 + TAKEOVER_GAP)
-    assert later.started == []
-    assert later.core.world.slots == ("n3", "n2")
+    sim = trained(2, 1, to=3)
+    sim.agent_dies("n2")
+    sim.run_until(lambda: sim.stage == "Gathering" and sim.nodes["n2"].agent is not None, within_s=30.0)
+    sim.node_dies("n1")
+    launches(next_controller(sim), within_s=60.0)
+    assert sim.events(ev.GenerationEnded)[0].t < sim.events(ev.ControllerStarted)[1].t
+    assert starts(sim)[1:] == [("n2",)], "by the first controller"
+    assert sim.state.world.slots == ("n3", "n2")
 
 
 def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it() -> None:
-    job = taken_over(spares=())
-    begun = job.mono
-    job.until(lambda: bool(job.requeued))
-    (opened,) = job.events(ev.IncidentOpened)
-    assert opened.detect_s > 16 + 8
-    assert job.mono - begun > 8
-    assert job.requeued == [("n1",)]
+    sim = taken_over(3, 0)
+    began = sim.now
+    sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
+    (found,), started = sim.events(ev.IncidentOpened), sim.events(ev.ControllerStarted)[-1]
+    assert found.detect_s > started.t - started.silent_since + 8
+    assert sim.now - began > 8
+    assert requeues(sim) == [("n1",)]
 
 
 FOUR = ("n1", "n2", "n3", "n4")
 
 
-def taken_over_without(*others: str, spares: tuple[str, ...], memory: bool = False) -> Job:
-    """The controller on n2, after n1 died with its node; the agents of ``others`` are not heard either."""
-    job = Job(slots=FOUR, spares=spares, memory=memory)
-    job.train_to(3)
-    started = ev.ControllerStarted(
-        t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1", reason="dead"
-    )
-    copies = {node: job.heartbeats[node].copies for node in others}
-    later = Job(
-        slots=FOUR,
-        spares=spares,
-        history=(*job.journal, started),
-        first=ToReconnecting(),
-        memory=memory,
-        copies=copies,
-    )
-    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node not in ("n1", *others)}
-    later.dead.add("n1")
-    for node in later.heartbeats:
-        later.change(node)
-    return later
-
-
-@pytest.mark.parametrize("spares", [("n5",), ("n5", "n6")])
+@pytest.mark.parametrize("spares", [1, 2])
 def test_an_agent_that_was_killed_before_its_host_died_is_started_again_and_its_copies_count(
-    spares: tuple[str, ...],
+    spares: int,
 ) -> None:
-    """No srun is left that would report its end, and the next controller has never heard it."""
-    job = taken_over_without("n3", spares=spares, memory=True)
-    job.agentless.add("n3")
-    begun = job.mono
-    job.until(lambda: job.core.world.generation == 1 + TAKEOVER_GAP)
-    assert job.mono - begun < 15
-    assert job.core.world.slots == ("n5", "n2", "n3", "n4")
-    assert job.started == [("n3",)]
-    assert job.core.state.evicted.keys() == {"n1"}
-    assert job.core.world.restored_step == 3
+    """The next controller has never heard it."""
+    sim = taken_over(4, spares, without="n3")
+    launches(sim, within_s=15.0)
+    assert sim.state.world.slots == ("n5", "n2", "n3", "n4")
+    assert starts(sim)[1:] == [("n3",)]
+    assert evicted(sim) == {"n1"}
+    assert sim.state.world.restored_step >= 2
 
 
 def test_where_only_the_agent_of_another_node_ended_training_goes_on_there() -> None:
     """The host was cut off when it was taken over from, and is back."""
-    job = taken_over_without("n3", spares=("n5",), memory=True)
-    job.agentless.add("n3")
-    job.dead.clear()
-    job.join("n1", generation=1, phase=Phase.RUNNING)
-    job.until(lambda: job.core.world.generation == 1 + TAKEOVER_GAP)
-    assert job.core.world.slots == FOUR
-    assert job.core.state.evicted == {}
-    (opened,) = job.events(ev.IncidentOpened)
-    assert opened.symptom is Symptom.AGENTS_LOST
+    sim = trained(4, 1, to=3)
+    sim.agent_dies("n3", told=False)
+    sim.partition("n1")
+    next_controller(sim).heal()
+    launches(sim, within_s=60.0)
+    assert (sim.state.world.slots, evicted(sim)) == (FOUR, set())
+    assert {event.symptom for event in sim.events(ev.SymptomAdded)} == {Symptom.AGENTS_LOST}
 
 
-def test_without_a_standby_only_the_dead_host_is_excluded() -> None:
-    job = taken_over_without("n3", spares=())
-    job.agentless.add("n3")
-    job.until(lambda: bool(job.requeued))
-    assert job.requeued == [("n1",)]
+@pytest.mark.parametrize("memory", [True, False])
+def test_without_a_standby_only_the_dead_host_is_excluded_and_copies_go_to_storage_before(
+    memory: bool,
+) -> None:
+    sim = taken_over(4, 0, without="n3", config=JobConfig(checkpoint=CheckpointConfig(memory=memory)))
+    sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
+    assert requeues(sim) == [("n1",)]
+    assert starts(sim)[1:] == ([("n3",)] if memory else [])
+    assert [ref.step >= 2 for ref in sim.storage.complete()] == ([True] if memory else [])
+    assert (sim.state.world.stored is not None) == memory
 
 
-def test_the_copies_of_a_node_whose_agent_ended_go_to_storage_before_the_requeue() -> None:
-    job = taken_over_without("n3", spares=(), memory=True)
-    job.agentless.add("n3")
-    job.until(lambda: bool(job.requeued))
-    assert job.started == [("n3",)]
-    assert CheckpointId(step=3, generation=1) in job.storage
-    assert job.core.world.stored is not None
-
-
-def test_a_node_that_dies_meanwhile_does_not_hold_up_the_requeue() -> None:
-    job = taken_over_without("n3", spares=(), memory=True)
-    job.agentless.add("n3")
-    job.until(lambda: "n1" in job.core.state.evicted)
-    job.power_cut("n3")
-    begun = job.mono
-    job.until(lambda: bool(job.requeued), limit=job.core.config.timings.agent_start_s + 60)
-    assert job.mono - begun < 60
+@pytest.mark.parametrize("is_back", [False, True], ids=["without its agent", "with its new agent"])
+def test_a_node_that_dies_meanwhile_does_not_hold_up_the_requeue(is_back: bool) -> None:
+    sim = taken_over(4, 0, without="n3", pace=structs.replace(PACE, slurm_gives_up_s=20.0))
+    sim.run_until(lambda: "n1" in evicted(sim), within_s=60.0)
+    sim.run_until(lambda: not is_back or sim.nodes["n3"].agent is not None, within_s=10.0)
+    sim.node_dies("n3")
+    sim.run_until(lambda: bool(requeues(sim)), within_s=62.0)
 
 
 def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_ever() -> None:
     """The next controller has never heard either of them, nor does the other node's kernel answer."""
-    later = taken_over_without("n3", spares=("n5",))
-    later.until(lambda: bool(later.events(ev.Decided)), later.core.config.timings.unreachable_s + 60)
-    assert "all nodes are heard again" not in later.said
-    (opened,) = later.events(ev.IncidentOpened)
-    assert opened.symptom is Symptom.UNREACHABLE
+    sim = trained(4, 1, to=3)
+    sim.node_dies("n3")
+    sim.node_dies("n1")
+    next_controller(sim)
+    sim.run_until(lambda: bool(sim.events(ev.Decided)), JobConfig().timings.unreachable_s + 60)
+    assert "all nodes are heard again" not in sim.said
+    assert opened(sim) == [Symptom.UNREACHABLE]
 
 
 def test_a_host_that_was_only_cut_off_goes_on_training() -> None:
-    job = taken_over(returns=True)
-    job.train_to(9)
-    assert job.core.world.generation == 1
-    assert job.core.state.evicted == {}
+    sim = trained(3, to=3)
+    sim.partition("n1")
+    next_controller(sim).heal()
+    step = sim.step
+    sim.run(30.0)
+    assert (sim.state.epoch, sim.state.world.generation, evicted(sim)) == (2, 1, set())
+    assert sim.step > step + 10
 
 
 # -- the old controller --------------------------------------------------------------------------------
