@@ -2,91 +2,77 @@
 
 from __future__ import annotations
 
-from slurm_robust.model import events as ev
-from slurm_robust.wire.messages import Phase
-from tests.unit.engine.fake_job import Job
+from slurm_robust.config.job import JobConfig, Timings
+from slurm_robust.engine import questions as qs
+from slurm_robust.testing.sim.environment import SimulatedPace, always
+from slurm_robust.testing.sim.job import Sim
+from tests.unit.engine.stories import evicted, opened, starts
 
-MANY = tuple(f"n{i}" for i in range(1, 13))
+PACE = SimulatedPace(step_s=20.0, turn_s=0.9, rest_s=0.9)
+CONFIG = JobConfig(timings=Timings(verdict_s=0.0))
+MANY = 8
 EACH_S = 50.0
+NEVER_S = 1e6
 
 
-class Slow(Job):
-    """No agent joins and none is ready before the test says so."""
-
-    def join(self, node: str, agent: str = "a", **changes: object) -> None:
-        if self.open:
-            super().join(node, agent, **changes)
-
-    open = False
+def begun(nodes: int, spares: int = 0, *, imports_s: dict[str, float] | None = None) -> Sim:
+    """A job in its first second; nodes import for so long."""
+    sim = Sim(nodes, spares, seed=1, pace=PACE, steps=400, config=CONFIG)
+    for node, seconds in (imports_s or {}).items():
+        sim.nodes[node].zygote_s = (seconds, seconds)
+    return sim
 
 
-def evicted(job: Job) -> set[str]:
-    return {event.node for event in job.events(ev.NodeEvicted)}
+def test_agents_that_join_one_by_one_over_minutes_are_waited_for() -> None:
+    sim = Sim(MANY, pace=PACE, config=CONFIG, replies={qs.StartAgents: always({})})
+    for number, node in enumerate(sim.nodes.values()):
+        sim.at(200.0 + number * EACH_S, node.start_agent)
+    sim.run(200.0 + MANY * EACH_S)
+    assert (sim.stage, evicted(sim), opened(sim)) == ("Running", set(), [])
+    assert len(starts(sim)) == 1, "none was started twice"
 
 
-def test_agents_that_join_one_by_one_over_ten_minutes_are_waited_for() -> None:
-    job = Slow(MANY, ())
-    job.pass_time(200.0, tick=2.0)
-    job.open = True
-    for node in MANY:
-        job.join(node)
-        job.pass_time(EACH_S, tick=2.0)
-    assert (job.stage, evicted(job), job.core.world.incident) == ("Running", set(), None)
-    assert [nodes for nodes in job.started if len(nodes) < len(MANY)] == [], "none was started twice"
-
-
-def test_nodes_that_import_torch_one_by_one_over_ten_minutes_are_waited_for() -> None:
-    job = Slow(MANY, ())
-    job.open = True
-    for node in MANY:
-        job.join(node, ready=False)
-    job.pass_time(500.0, tick=2.0)
-    for node in MANY:
-        job.change(node, ready=True)
-        job.pass_time(EACH_S, tick=2.0)
-    assert (job.stage, evicted(job), job.core.world.incident) == ("Running", set(), None)
-    assert any("of 12 nodes have imported torch; importing: n[" in text for text in job.said)
+def test_nodes_that_import_torch_one_by_one_over_minutes_are_waited_for() -> None:
+    imports_s = {f"n{number + 1}": 500.0 + number * EACH_S for number in range(MANY)}
+    sim = begun(MANY, imports_s=imports_s)
+    sim.run(500.0 + MANY * EACH_S)
+    assert (sim.stage, evicted(sim), opened(sim)) == ("Running", set(), [])
+    assert any("of 8 nodes have imported torch; importing: n[" in text for text in sim.said)
 
 
 def test_one_node_that_never_imports_is_late_when_the_others_have() -> None:
-    job = Slow(("n1", "n2", "n3"), ("n4",))
-    job.open = True
-    for node in ("n1", "n2", "n3", "n4"):
-        job.join(node, ready=node != "n2")
-    began = job.mono
-    job.until(lambda: job.stage == "Running", limit=300)
-    assert (evicted(job), job.core.world.slots) == ({"n2"}, ("n1", "n4", "n3"))
-    assert 180 <= job.mono - began < 190
+    sim = begun(3, 1, imports_s={"n2": NEVER_S})
+    sim.run_until(lambda: sim.stage == "Running", within_s=300.0)
+    assert (evicted(sim), sim.state.world.slots) == ({"n2"}, ("n1", "n4", "n3"))
+    assert 180 <= sim.now < 195
 
 
 def test_one_agent_that_never_comes_is_late_when_the_others_have() -> None:
-    job = Slow(("n1", "n2", "n3"), ())
-    job.open = True
-    job.join("n1")
-    job.join("n3")
-    began = job.mono
-    job.open = False
-    job.until(lambda: len(job.started) > 1, limit=100)
-    assert job.started[1] == ("n2",)
-    assert 60 <= job.mono - began < 65
+    sim = begun(3)
+    sim.no_agent["n2"] = ""
+    sim.run_until(lambda: len(starts(sim)) > 1, within_s=100.0)
+    assert starts(sim)[1] == ("n2",)
+    assert 60 <= sim.now < 65
 
 
 def test_where_no_node_gets_ready_the_job_ends_after_a_stated_time() -> None:
-    job = Slow(("n1", "n2"), ())
-    job.open = True
-    for node in ("n1", "n2"):
-        job.join(node, ready=False)
-    job.pass_time(890.0, tick=2.0)
-    assert job.code is None
-    job.until(lambda: job.code is not None, limit=60)
-    assert evicted(job) == set()
+    sim = begun(2, imports_s={"n1": NEVER_S, "n2": NEVER_S})
+    sim.run(890.0)
+    assert sim.code is None
+    assert sim.run_to_end(within_s=60.0) != 0
+    assert evicted(sim) == set()
 
 
 def test_workers_that_start_one_by_one_are_waited_for() -> None:
-    job = Job(MANY, ())
-    job.freeing = set(MANY)
-    job.kill_rank(0)
-    for node in MANY:
-        job.pass_time(EACH_S, tick=2.0)
-        job.change(node, phase=Phase.RUNNING)
-    assert (job.stage, job.core.world.generation) == ("Running", 2)
+    """The GPUs of their nodes get free one after the other; an agent waits a minute for that."""
+    timings = Timings(verdict_s=0.0, launch_s=20.0)
+    sim = Sim(6, seed=1, pace=PACE, config=JobConfig(timings=timings))
+    sim.run_until(lambda: sim.step >= 1, within_s=120.0)
+    for number, node in enumerate(sim.nodes.values()):
+        node.holds_gpus = True
+        sim.at(sim.now + (number + 1) * 9.0, lambda node=node: setattr(node, "holds_gpus", False))
+    sim.kill_rank(0)
+    sim.run(50.0)
+    assert (sim.stage, sim.state.world.generation) == ("Launching", 2)
+    sim.run(10.0)
+    assert (sim.stage, sim.state.world.generation, evicted(sim)) == ("Running", 2, set())
