@@ -2,451 +2,472 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.job import JobConfig, StandbyConfig
-from slurm_robust.engine.transitions import ToReconnecting
-from slurm_robust.engine.units.standbys import MARGIN_S
+from collections.abc import Iterable
+
+import pytest
+
+from slurm_robust.config.job import JobConfig, StandbyConfig, Timings
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.units.standbys import MARGIN_S, MAX_TESTS
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
+from slurm_robust.model.incident import Diagnosis, Symptom, TestResult
+from slurm_robust.model.standby import StandbyStage
+from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.policy.standbys import SETTLED_S
-from slurm_robust.wire.messages import Phase, Rehearse
-from tests.unit.engine.fake_job import Job
+from slurm_robust.testing.sim.environment import Tell, never
+from slurm_robust.testing.sim.job import Sim
+from slurm_robust.wire.messages import Rehearse
+from tests.unit.engine.stories import PACE, evicted, gets_on, opened, requeues, starts, trained
+
+DOWN = frozenset({"DOWN", "NOT_RESPONDING"})
+SILENT_S = 33.0
+"""An agent that is silent for so long is lost, although its node answers."""
+
+LONGEST_TEST_S = PACE.test_s[1]
+LONGEST_REHEARSAL_S = 20.0
 
 
-class Absent(Job):
-    """No agent of ``absent`` joins before the ``comes``-th start."""
-
-    absent = "n3"
-    comes = 100
-
-    def join(self, node: str, agent: str = "a", **changes: object) -> None:
-        if node != self.absent or sum(node in nodes for nodes in self.started) >= self.comes:
-            super().join(node, agent, **changes)
+def settles(sim: Sim, more_s: float = 1.0) -> None:
+    """Until the newest generation has trained for so long after it has settled."""
+    first = sim.events(ev.StartMeasured)[-1]
+    assert first.generation == sim.state.world.generation
+    sim.run(first.t + SETTLED_S + more_s - sim.clock.now)
 
 
-USABLE = ev.SpareSetAside(t=0.0, node="", reason="", usable=True)
+def stages(sim: Sim) -> dict[str, StandbyStage]:
+    return {node: known.stage for node, known in sim.state.standbys.items()}
+
+
+def until_stage(sim: Sim, node: str, stage: StandbyStage) -> None:
+    sim.run_until(lambda: stages(sim).get(node) is stage, within_s=60.0)
+
+
+def is_usable(sim: Sim, node: str) -> bool | None:
+    """Whether a standby that is set aside may be taken if there is no other; None: it is not set aside."""
+    return sim.state.aside[node].usable if node in sim.state.aside else None
+
+
+def loses_n2(sim: Sim) -> tuple[str, ...]:
+    """The slots after n2 has died and a standby has taken its slot."""
+    generation = sim.state.world.generation + 1
+    sim.node_dies("n2")
+    gets_on(sim, generation)
+    return sim.state.world.slots
+
+
+def is_requeued_without_n2(sim: Sim) -> bool:
+    """n2 dies, and Slurm soon gets the job back."""
+    sim.node_dies("n2")
+    sim.run_until(lambda: bool(requeues(sim)), within_s=10.0)
+    return requeues(sim) == [("n2",)]
+
+
+# -- whether they are there ----------------------------------------------------------------------------
+
+
+def without_agent(spares: int = 1, line: str = "") -> Sim:
+    """A job that trains; srun has started no agent on n3, and may say why."""
+    sim = Sim(2, spares, seed=1, steps=400, others=1, pace=PACE)
+    sim.no_agent["n3"] = line
+    sim.run_until(lambda: sim.step >= 10, within_s=120.0)
+    return sim
+
+
+def hiccups(sim: Sim) -> None:
+    """The agent of n3 stands still for longer than a loaded node makes it."""
+    sim.agent_stalls("n3")
+    sim.run(SILENT_S)
 
 
 def test_a_standby_that_has_not_joined_is_noted_and_not_chosen() -> None:
-    job = Absent(spares=("n3", "n4"))
-    job.train_to(3)
-    job.pass_time(61)
-    assert job.core.state.aside["n3"].usable is False
-    assert any("standby n3" in text and "Slurm says ALLOCATED" in text for text in job.said)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n4")
-    assert "n3" not in job.core.state.evicted
+    sim = without_agent(spares=2)
+    sim.run(61.0)
+    assert is_usable(sim, "n3") is False
+    assert any("standby n3" in text and "Slurm says ALLOCATED" in text for text in sim.said)
+    assert loses_n2(sim) == ("n1", "n4")
+    assert evicted(sim) == {"n2"}
 
 
 def test_a_standby_that_never_joins_is_not_chosen_at_all() -> None:
-    job = Absent()
-    job.train_to(3)
-    job.pass_time(200)
-    assert [nodes for nodes in job.started if "n3" in nodes] == [("n1", "n2", "n3"), ("n3",)]
-    job.power_cut("n2")
-    job.until(lambda: job.requeued != [])
-    assert job.requeued == [("n2",)]  # and the standby may be given to the next run
+    sim = without_agent()
+    sim.run(130.0)
+    assert starts(sim) == [("n1", "n2", "n3"), ("n3",)]
+    assert is_requeued_without_n2(sim), "the standby may be given to the next run"
 
 
 def test_an_agent_that_is_started_again_makes_the_standby_fit() -> None:
-    job = Absent()
-    job.comes = 2
-    job.train_to(3)
-    job.until(lambda: "n3" in job.heartbeats, limit=90)
-    job.pass_time(1)
-    assert job.core.state.aside == {}
-    assert "standby n3 answers" in job.said
+    sim = without_agent()
+    sim.run_until(lambda: is_usable(sim, "n3") is False, within_s=90.0)
+    sim.no_agent.clear()
+    sim.run_until(lambda: sim.state.aside == {}, within_s=10.0)
+    assert (starts(sim)[1:], "standby n3 answers" in sim.said) == ([("n3",)], True)
 
 
 def test_a_standby_whose_agent_cannot_start_is_known_within_seconds() -> None:
-    job = Absent()
-    job.train_to(3)
-    message = "srun: error: n3: task 2: Exited with exit code 2"
-    for _ in range(2):
-        job.task_ends("n3", message)
-        job.pass_time(4)
-    assert job.core.state.aside["n3"].usable is False
-    assert message in job.core.state.aside["n3"].reason
-    assert job.core.state.evicted == {}
+    line = "srun: error: n3: task 2: Exited with exit code 2"
+    sim = without_agent(line=line)
+    assert is_usable(sim, "n3") is False
+    (aside,) = (event for event in sim.events(ev.SpareSetAside) if not event.usable)
+    assert (line in aside.reason, aside.t - sim.journal[0].t < 12.0) == (True, True)
+    assert sim.state.evicted == {}
 
 
-def test_a_standby_that_slurm_has_given_up_is_not_chosen() -> None:
+@pytest.mark.parametrize("is_dead", [True, False], ids=["without power", "as Slurm says"])
+def test_a_standby_that_is_given_up_is_not_chosen_and_is_convicted_of_nothing(is_dead: bool) -> None:
     """Its slot would wait for an agent that cannot come."""
-    job = Job()
-    job.train_to(3)
-    job.power_cut("n3")
-    job.pass_time(8)
-    assert job.core.state.aside["n3"].usable is False
-    assert "Slurm says DOWN+NOT_RESPONDING" in job.core.state.aside["n3"].reason
-    begun = job.mono
-    job.power_cut("n2")
-    job.until(lambda: job.requeued != [])
-    assert job.mono - begun < 10
+    sim = trained(2, 1)
+    if is_dead:
+        sim.node_dies("n3")
+    else:
+        sim.cluster.set_node("n3", states=DOWN, reason="Not responding")
+        hiccups(sim)
+    sim.run(3.0)
+    assert is_usable(sim, "n3") is False
+    why = "its node is dead" if is_dead else "Slurm says DOWN+NOT_RESPONDING (Not responding)"
+    assert why in sim.state.aside["n3"].reason
+    assert (evicted(sim), opened(sim)) == (set(), [])
+    assert is_requeued_without_n2(sim)
 
 
 def test_a_silent_standby_is_asked_about_again_and_answers_at_last() -> None:
-    job = Job()
-    job.train_to(3)
-    silent = job.heartbeats.pop("n3")
-    job.given_up = {"n3"}
-    job.pass_time(8)
-    assert job.core.state.aside["n3"].usable is False
-    job.given_up = set()
-    job.heartbeats["n3"] = silent
-    job.pass_time(3)
-    assert job.core.state.aside == {}
+    sim = trained(2, 1)
+    sim.cluster.set_node("n3", states=DOWN, reason="Not responding")
+    hiccups(sim)
+    sim.run(3.0)
+    assert is_usable(sim, "n3") is False
+    sim.cluster.set_node("n3", states=frozenset({"ALLOCATED"}), reason="")
+    sim.agent_stalls("n3", stalls=False)
+    sim.run(3.0)
+    assert is_usable(sim, "n3") is None
 
 
 def test_a_hiccup_of_a_standby_is_no_loss() -> None:
-    job = Job()
-    job.train_to(3)
-    silent = job.heartbeats.pop("n3")
-    job.pass_time(6)
-    assert job.core.state.aside["n3"].usable
-    assert job.core.state.evicted == {}
-    job.heartbeats["n3"] = silent
-    job.pass_time(1)
-    assert job.core.state.aside == {}
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n3")
+    sim = trained(2, 1)
+    hiccups(sim)
+    assert (is_usable(sim, "n3"), evicted(sim)) == (True, set())
+    sim.agent_stalls("n3", stalls=False)
+    sim.run(1.0)
+    assert is_usable(sim, "n3") is None
+    assert loses_n2(sim) == ("n1", "n3")
 
 
 def test_a_silent_standby_is_taken_where_there_is_no_other() -> None:
-    job = Job()
-    job.train_to(3)
-    silent = job.heartbeats.pop("n3")
-    job.pass_time(6)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.slots == ("n1", "n3"))
-    job.heartbeats["n3"] = silent
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.requeued == []
+    sim = trained(2, 1)
+    hiccups(sim)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.state.world.slots == ("n1", "n3"), within_s=20.0)
+    sim.agent_stalls("n3", stalls=False)
+    gets_on(sim, 2)
+    assert (requeues(sim), sim.state.world.slots) == ([], ("n1", "n3"))
 
 
-def test_a_standby_that_slurm_gives_up_is_not_taken_and_is_convicted_of_nothing() -> None:
-    job = Job()
-    job.train_to(3)
-    job.power_cut("n3")
-    job.until(lambda: not job.core.state.aside.get("n3", USABLE).usable, limit=90)
-    assert "Slurm says DOWN" in job.core.state.aside["n3"].reason
-    assert job.core.state.evicted == {}
-    assert job.events(ev.IncidentOpened) == []
-    job.power_cut("n2")
-    job.until(lambda: bool(job.requeued), limit=20)
-    assert job.requeued == [("n2",)]
-
-
-# -- rehearsals -------------------------------------------------------------------------------------
-
-TWO_SPARES = ("n3", "n4")
-
-
-def ordered(job: Job) -> list[tuple[str, int]]:
-    """Which nodes were ordered to rehearse, and the numbers of the orders, without repetitions."""
-    return list(dict.fromkeys((node, m.number) for node, m in job.sent if isinstance(m, Rehearse)))
-
-
-def train(job: Job, seconds: float) -> None:
-    """Training makes steps for so long."""
-    for _ in range(round(seconds)):
-        job.train_to(job.core.world.best_step + 1)
-        job.pass_time(1)
-
-
-def rehearse(job: Job, node: str, state: RehearsalState, reason: str = "") -> None:
-    """The newest order to ``node`` is carried out, with this end."""
-    number = max(number for name, number in ordered(job) if name == node)
-    job.change(node, rehearsal=Rehearsal(number=number, state=RehearsalState.RUNNING))
-    job.change(node, rehearsal=Rehearsal(number=number, state=state, reason=reason, took_s=20.0))
-    job.pass_time(1)
-
-
-def stages(job: Job) -> dict[str, StandbyStage]:
-    return {node: known.stage for node, known in job.core.state.standbys.items()}
-
-
-def test_standbys_rehearse_one_after_the_other_when_training_has_settled() -> None:
-    job = Job(spares=TWO_SPARES)
-    job.train_to(3)
-    job.pass_time(1)
-    assert stages(job) == {"n3": StandbyStage.LOADED, "n4": StandbyStage.LOADED}
-    train(job, SETTLED_S - 5)
-    assert ordered(job) == []
-    train(job, 6)
-    assert ordered(job) == [("n3", 1)]
-    job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.RUNNING))
-    train(job, 5)
-    assert stages(job)["n3"] is StandbyStage.REHEARSING
-    assert ordered(job) == [("n3", 1)]
-    rehearse(job, "n3", RehearsalState.PASSED)
-    assert ordered(job) == [("n3", 1), ("n4", 1)]
-    rehearse(job, "n4", RehearsalState.PASSED)
-    train(job, 5)
-    assert set(stages(job).values()) == {StandbyStage.REHEARSED}
-    assert ordered(job) == [("n3", 1), ("n4", 1)]
-
-
-def test_no_standby_rehearses_where_that_is_switched_off() -> None:
-    job = Job(config=JobConfig(standby=StandbyConfig(rehearse=False, test_s=0)))
-    train(job, SETTLED_S + 5)
-    assert ordered(job) == []
-    assert stages(job) == {"n3": StandbyStage.LOADED}
-    assert job.standby_tests == []
-
-
-def test_an_order_that_is_lost_comes_again() -> None:
-    job = Job(spares=TWO_SPARES)
-    train(job, SETTLED_S + 20)
-    sent = [(node, message.number) for node, message in job.sent if isinstance(message, Rehearse)]
-    assert (len(sent) > 5, set(sent)) == (True, {("n3", 1)})
-
-
-def test_a_standby_on_which_workers_are_still_ending_does_not_hold_up_the_next_one() -> None:
-    job = Job(spares=TWO_SPARES)
-    job.train_to(3)
-    job.change("n3", phase=Phase.STOPPING, generation=1)
-    train(job, SETTLED_S + 2)
-    assert ordered(job) == [("n4", 1)]
-    rehearse(job, "n4", RehearsalState.PASSED)
-    job.change("n3", phase=Phase.ENDED)
-    train(job, 2)
-    assert ordered(job) == [("n4", 1), ("n3", 1)]
-
-
-def test_a_standby_whose_rehearsal_failed_is_taken_last_and_is_convicted_of_nothing() -> None:
-    job = Job(spares=TWO_SPARES)
-    train(job, SETTLED_S + 2)
-    rehearse(job, "n3", RehearsalState.FAILED, "ModuleNotFoundError at train.py:3: No module named 'wds'")
-    rehearse(job, "n4", RehearsalState.PASSED)
-    assert any("n3 is taken last" in text and "wds" in text for text in job.said)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n4")
-    assert job.core.state.spares == ("n3",)
-    assert "n3" not in job.core.state.evicted
-
-
-def test_rehearsals_that_fail_alike_everywhere_say_nothing_of_the_nodes() -> None:
-    job = Job(spares=TWO_SPARES)
-    train(job, SETTLED_S + 2)
-    rehearse(job, "n3", RehearsalState.FAILED, "RuntimeError at train.py:9: no connection of n3 to port 4711")
-    rehearse(job, "n4", RehearsalState.FAILED, "RuntimeError at train.py:9: no connection of n4 to port 4712")
-    assert any("fail alike" in text for text in job.said)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n3")
-
-
-def test_a_rehearsing_standby_is_taken_and_the_next_one_rehearses_when_training_has_settled_again() -> None:
-    job = Job(spares=TWO_SPARES)
-    train(job, SETTLED_S + 2)
-    job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.RUNNING))
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n3")
-    job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.ENDED))
-    train(job, SETTLED_S + 3)
-    assert ordered(job) == [("n3", 1), ("n4", 1)]
+def can_start_no_worker(*nodes: str, why: str) -> Sim:
+    """A job of which these standbys can start no worker."""
+    sim = Sim(2, 2, seed=1, steps=400, others=1, pace=PACE)
+    for node in nodes:
+        sim.nodes[node].unfit = why
+    sim.run_until(lambda: sim.step >= 10, within_s=120.0)
+    return sim
 
 
 def test_a_standby_that_can_start_no_worker_is_set_aside() -> None:
-    job = Job(spares=TWO_SPARES)
-    job.train_to(3)
-    job.change("n3", ready=False, fatal="torch cannot be imported")
-    job.pass_time(1)
-    assert job.core.state.aside["n3"].usable is False
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n4")
+    sim = can_start_no_worker("n3", why="torch cannot be imported")
+    assert sim.state.aside["n3"].reason == "torch cannot be imported"
+    assert loses_n2(sim) == ("n1", "n4")
 
 
 def test_a_requeue_says_why_no_standby_was_taken() -> None:
-    job = Job(spares=TWO_SPARES)
-    job.train_to(3)
-    for node in TWO_SPARES:
-        job.change(node, ready=False, fatal="torch cannot be\nimported")
-    job.pass_time(1)
-    job.power_cut("n2")
-    job.until(lambda: job.requeued != [])
-    (decided,) = [event for event in job.events(ev.Decided) if event.actions]
+    sim = can_start_no_worker("n3", "n4", why="torch cannot be\nimported")
+    assert is_requeued_without_n2(sim)
+    (decided,) = [event for event in sim.events(ev.Decided) if event.actions]
     why = "torch cannot be imported"
     assert f"0 standbys left (not fit: n3: {why}, n4: {why})" in decided.reason
 
 
-# -- quick tests ------------------------------------------------------------------------------------
+# -- rehearsals -----------------------------------------------------------------------------------------
+
+ONLY_REHEARSALS = JobConfig(standby=StandbyConfig(test_s=0))
+
+
+def ordered(sim: Sim) -> list[tuple[str, int]]:
+    """Which nodes were ordered to rehearse, and the numbers of the orders, without repetitions."""
+    return list(dict.fromkeys((node, m.number) for node, m in sim.sent if isinstance(m, Rehearse)))
+
+
+def rehearses(sim: Sim, *nodes: str) -> None:
+    """Until these have rehearsed, one after the other."""
+    ended = (StandbyStage.REHEARSED, StandbyStage.REHEARSAL_FAILED)
+    within_s = SETTLED_S + (LONGEST_REHEARSAL_S + 2.0) * len(nodes)
+    sim.run_until(lambda: all(stages(sim).get(node) in ended for node in nodes), within_s)
+
+
+def test_standbys_rehearse_one_after_the_other_when_training_has_settled() -> None:
+    sim = trained(2, 2, config=ONLY_REHEARSALS)
+    settles(sim, -3.0)
+    assert (ordered(sim), set(stages(sim).values())) == ([], {StandbyStage.LOADED})
+    settles(sim, 3.0)
+    assert ordered(sim) == [("n3", 1)]
+    assert stages(sim) == {"n3": StandbyStage.REHEARSING, "n4": StandbyStage.LOADED}
+    until_stage(sim, "n3", StandbyStage.REHEARSED)
+    assert stages(sim)["n4"] is StandbyStage.LOADED
+    until_stage(sim, "n4", StandbyStage.REHEARSED)
+    sim.run(10.0)
+    assert set(stages(sim).values()) == {StandbyStage.REHEARSED}
+    assert ordered(sim) == [("n3", 1), ("n4", 1)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [JobConfig(standby=StandbyConfig(rehearse=False, test_s=0)), JobConfig(mode="observe")],
+    ids=["switched off", "observing"],
+)
+def test_nothing_is_tested_and_rehearses(config: JobConfig) -> None:
+    sim = trained(2, 1, config=config)
+    settles(sim, 10.0)
+    assert (ordered(sim), under_test(sim)) == ([], [])
+    assert stages(sim) == {"n3": StandbyStage.LOADED}
+
+
+def test_an_order_that_is_lost_comes_again() -> None:
+    sim = trained(2, 2, config=ONLY_REHEARSALS)
+    sim.run_until(lambda: bool(ordered(sim)), within_s=SETTLED_S)
+    sim.partition("n3")  # before it arrives
+    sim.run(0.5)
+    sim.heal()
+    assert stages(sim)["n3"] is StandbyStage.LOADED
+    rehearses(sim, "n3")
+    sent = [(node, message.number) for node, message in sim.sent if isinstance(message, Rehearse)]
+    assert sent[:2] == [("n3", 1), ("n3", 1)]
+
+
+def test_a_standby_on_which_workers_are_still_ending_does_not_hold_up_the_next_one() -> None:
+    config = JobConfig(standby=StandbyConfig(test_s=0), timings=Timings(takeover_s=0.0))
+    sim = trained(4, 2, config=config)
+    sim.nodes["n3"].dying_s = 80.0
+    sim.partition("n3", "n4", fabric=True)
+    gets_on(sim, 2)
+    sim.heal()
+    rehearses(sim, "n4")
+    assert (sim.state.spares[0], bool(sim.nodes["n3"].workers)) == ("n3", True)
+    assert ordered(sim) == [("n4", 1)]
+    sim.run_until(lambda: not sim.nodes["n3"].workers, within_s=80.0)
+    rehearses(sim, "n3")
+    assert ordered(sim) == [("n4", 1), ("n3", 1)]
+
+
+def test_a_standby_whose_rehearsal_failed_is_taken_last_and_is_convicted_of_nothing() -> None:
+    sim = trained(2, 2, config=ONLY_REHEARSALS)
+    sim.nodes["n3"].rehearsal = "ModuleNotFoundError at train.py:3: No module named 'wds'"
+    rehearses(sim, "n3", "n4")
+    assert any("n3 is taken last" in text and "wds" in text for text in sim.said)
+    assert loses_n2(sim) == ("n1", "n4")
+    assert (sim.state.spares, evicted(sim)) == (("n3",), {"n2"})
+
+
+def test_rehearsals_that_fail_alike_everywhere_say_nothing_of_the_nodes() -> None:
+    sim = trained(2, 2, config=ONLY_REHEARSALS)
+    for port, node in enumerate(("n3", "n4"), start=4711):
+        sim.nodes[node].rehearsal = f"RuntimeError at train.py:9: no connection of {node} to port {port}"
+    rehearses(sim, "n3", "n4")
+    assert any("fail alike" in text for text in sim.said)
+    assert loses_n2(sim) == ("n1", "n3")
+
+
+def test_a_rehearsing_standby_is_taken_and_the_next_one_rehearses_when_training_has_settled_again() -> None:
+    sim = trained(2, 2, config=ONLY_REHEARSALS)
+    until_stage(sim, "n3", StandbyStage.REHEARSING)
+    assert loses_n2(sim) == ("n1", "n3")
+    settles(sim, -3.0)
+    assert ordered(sim) == [("n3", 1)]
+    settles(sim, 3.0)
+    assert ordered(sim) == [("n3", 1), ("n4", 1)]
+
+
+# -- quick tests ----------------------------------------------------------------------------------------
 
 ONLY_TESTS = JobConfig(standby=StandbyConfig(rehearse=False))
 
 
-def under_test(job: Job) -> list[str]:
+def diagnosis(nodes: Iterable[str], outcome: Outcome = Outcome.PASS) -> Diagnosis:
+    results = (TestResult(test=test, node=n, outcome=outcome, text="x") for n in nodes for test in TESTS)
+    return Diagnosis(results=tuple(results), reason="tested")
+
+
+class HeldTests:
+    """Quick tests of standbys that are over when the test says so; other tests pass."""
+
+    def __init__(self) -> None:
+        self._tells: dict[str, Tell] = {}
+
+    def __call__(self, asked: qs.TestNodes, tell: Tell) -> None:
+        if asked.standby:
+            self._tells[asked.nodes[0]] = tell
+        else:
+            tell(diagnosis(asked.nodes))
+
+    def end(self, node: str, outcome: Outcome | None = Outcome.PASS) -> None:
+        """None: no answer."""
+        self._tells[node](Diagnosis() if outcome is None else diagnosis((node,), outcome))
+
+
+def under_test(sim: Sim) -> list[str]:
     """Standbys whose quick test was begun."""
-    return [effect.nodes[0] for effect in job.standby_tests]
+    return [asked.nodes[0] for asked in sim.asked if isinstance(asked, qs.TestNodes) and asked.standby]
+
+
+def ended_tests(sim: Sim) -> list[int]:
+    """The numbers of the quick tests that were ended before they were over."""
+    return [asked.number for asked in sim.asked if isinstance(asked, qs.EndStandbyTest)]
+
+
+def after_tests(sim: Sim, *nodes: str) -> Sim:
+    """The job, after the quick tests of these."""
+    within_s = SETTLED_S + (LONGEST_TEST_S + 2.0) * len(nodes)
+    sim.run_until(lambda: sim.state.standby_tests.keys() >= set(nodes), within_s)
+    sim.run(1.5)
+    return sim
+
+
+def broken(*nodes: str, spares: int = 2) -> Sim:
+    """A job with standbys, of which some compute wrong numbers."""
+    sim = trained(2, spares, config=ONLY_TESTS)
+    for node in nodes:
+        sim.nodes[node].is_broken = True
+    return sim
 
 
 def test_each_standby_is_tested_once_when_training_has_settled_and_before_it_rehearses() -> None:
-    job = Job(spares=TWO_SPARES)
-    job.answers_tests = False
-    train(job, SETTLED_S - 5)
-    assert under_test(job) == []
-    train(job, 10)
-    assert under_test(job) == ["n3"]
-    assert stages(job) == {"n3": StandbyStage.TESTING, "n4": StandbyStage.LOADED}
-    assert ordered(job) == []
-    job.answer_test(1, "n3")
-    train(job, 3)
-    assert under_test(job) == ["n3", "n4"]
-    assert ordered(job) == [("n3", 1)]
-    job.answer_test(2, "n4")
-    rehearse(job, "n3", RehearsalState.PASSED)
-    train(job, 5)
-    assert stages(job)["n3"] is StandbyStage.REHEARSED
-    assert under_test(job) == ["n3", "n4"]
+    tests = HeldTests()
+    sim = trained(2, 2, replies={qs.TestNodes: tests})
+    settles(sim, -3.0)
+    assert under_test(sim) == []
+    settles(sim, 5.0)
+    assert (under_test(sim), ordered(sim)) == (["n3"], [])
+    assert stages(sim) == {"n3": StandbyStage.TESTING, "n4": StandbyStage.LOADED}
+    tests.end("n3")
+    sim.run(3.0)
+    assert (under_test(sim), ordered(sim)) == (["n3", "n4"], [("n3", 1)])
+    tests.end("n4")
+    rehearses(sim, "n3", "n4")
+    sim.run(5.0)
+    assert set(stages(sim).values()) == {StandbyStage.REHEARSED}
+    assert under_test(sim) == ["n3", "n4"]
 
 
 def test_a_standby_that_fails_is_evicted_before_it_is_needed_once_the_test_is_known_to_be_sound() -> None:
-    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
-    job.quick, job.quick_text = {"n3": Outcome.FAIL}, "computes wrong results"
-    job.answers_tests = False
-    train(job, SETTLED_S + 2)
-    job.answer_test(1, "n3")
-    train(job, 2)
-    assert job.core.state.evicted == {}, "the test itself may be at fault"
-    assert stages(job)["n3"] is StandbyStage.TEST_FAILED
-    job.answer_test(2, "n4")
-    train(job, 2)
-    assert "gemm: computes wrong results" in job.core.state.evicted["n3"]
-    assert job.events(ev.IncidentOpened) == []
-    assert job.core.state.spares == ("n4",)
+    sim = after_tests(broken("n3"), "n3")
+    assert evicted(sim) == set(), "the test itself may be at fault"
+    assert stages(sim)["n3"] is StandbyStage.TEST_FAILED
+    after_tests(sim, "n4")
+    assert "gemm: computes wrong numbers" in sim.state.evicted["n3"]
+    assert (opened(sim), sim.state.spares) == ([], ("n4",))
 
 
 def test_the_only_standby_is_evicted_when_it_fails() -> None:
-    job = Job(config=ONLY_TESTS)
-    job.quick = {"n3": Outcome.FAIL}
-    train(job, SETTLED_S + 5)
-    assert "quick test failed" in job.core.state.evicted["n3"]
+    sim = after_tests(broken("n3", spares=1), "n3")
+    assert "quick test failed" in sim.state.evicted["n3"]
 
 
 def test_quick_tests_that_fail_alike_convict_nobody() -> None:
-    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
-    job.quick = dict.fromkeys(TWO_SPARES, Outcome.FAIL)
-    train(job, SETTLED_S + 10)
-    assert job.core.state.evicted == {}
-    assert sum("quick tests fail alike" in text for text in job.said) == 1
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n3")
+    sim = after_tests(broken("n3", "n4"), "n3", "n4")
+    assert evicted(sim) == set()
+    assert sum("quick tests fail alike" in text for text in sim.said) == 1
+    assert loses_n2(sim) == ("n1", "n3")
 
 
 def test_a_standby_that_gives_no_answer_is_taken_last_and_convicted_of_nothing() -> None:
-    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
-    job.quick = {"n3": None}
-    train(job, SETTLED_S + 10)
-    assert stages(job) == {"n3": StandbyStage.TEST_UNANSWERED, "n4": StandbyStage.TESTED}
-    assert any("n3 is taken last: its quick test gave no answer" in text for text in job.said)
-    assert job.core.state.evicted == {}
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n4")
+    tests = HeldTests()
+    sim = trained(2, 2, config=ONLY_TESTS, replies={qs.TestNodes: tests})
+    for node, outcome in (("n3", None), ("n4", Outcome.PASS)):
+        until_stage(sim, node, StandbyStage.TESTING)
+        tests.end(node, outcome)
+    after_tests(sim, "n3", "n4")
+    assert stages(sim) == {"n3": StandbyStage.TEST_UNANSWERED, "n4": StandbyStage.TESTED}
+    assert any("n3 is taken last: its quick test gave no answer" in text for text in sim.said)
+    assert loses_n2(sim) == ("n1", "n4")
+    assert evicted(sim) == {"n2"}
 
 
 def test_a_test_without_an_end_is_ended_and_is_no_answer() -> None:
-    job = Job(config=ONLY_TESTS)
-    job.answers_tests = False
-    train(job, SETTLED_S + 60 + 40)
-    assert job.ended_tests == [1]
-    assert job.core.state.standby_tests["n3"].outcome is Outcome.UNKNOWN
-    job.answer_test(1, "n3")
-    assert job.core.state.standby_tests["n3"].outcome is Outcome.UNKNOWN, "too late"
+    tests = HeldTests()
+    sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: tests})
+    settles(sim, ONLY_TESTS.standby.test_s + MARGIN_S + 3.0)
+    assert ended_tests(sim) == [1]
+    for _ in range(2):
+        assert sim.state.standby_tests["n3"].outcome is Outcome.UNKNOWN, "the answer comes too late"
+        tests.end("n3")
+        sim.run(1.0)
 
 
 def test_a_standby_that_is_gone_is_not_shown_as_under_test() -> None:
-    job = Job(config=ONLY_TESTS)
-    job.answers_tests = False
-    train(job, SETTLED_S + 2)
-    assert stages(job) == {"n3": StandbyStage.TESTING}
-    job.power_cut("n3")
-    train(job, 20)
-    assert stages(job) == {"n3": StandbyStage.STARTING}
+    sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
+    until_stage(sim, "n3", StandbyStage.TESTING)
+    sim.node_dies("n3")
+    sim.run(20.0)
+    assert stages(sim) == {"n3": StandbyStage.STARTING}
 
 
-def test_a_standby_under_test_is_taken_at_once_and_what_its_test_says_then_does_not_count() -> None:
-    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
-    job.quick = {"n3": Outcome.FAIL}
-    job.answers_tests = False
-    train(job, SETTLED_S + 2)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.incident is not None)
-    assert job.ended_tests == [1]
-    job.until(lambda: job.core.world.generation == 2)
-    job.answer_test(1, "n3")
-    assert job.core.state.standby_tests == {}
-    assert job.core.world.slots == ("n1", "n3")
-    train(job, SETTLED_S + 2)
-    assert under_test(job) == ["n3", "n4"]
+def test_a_standby_under_test_is_taken_and_what_its_test_says_then_does_not_count() -> None:
+    tests = HeldTests()
+    sim = trained(2, 2, config=ONLY_TESTS, replies={qs.TestNodes: tests})
+    until_stage(sim, "n3", StandbyStage.TESTING)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.state.world.incident is not None, within_s=5.0)
+    assert ended_tests(sim) == [1]
+    tests.end("n3", Outcome.FAIL)
+    gets_on(sim, 2)
+    assert (sim.state.standby_tests, sim.state.world.slots) == ({}, ("n1", "n3"))
+    settles(sim, 2.0)
+    assert under_test(sim) == ["n3", "n4"]
 
 
 def test_a_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_again() -> None:
-    job = Job(config=ONLY_TESTS)
-    job.answers_tests = False
-    train(job, SETTLED_S + 2)
-    job.core.steps.write(job.now(), force=True)
-    job.core.incidents.open(Fault(symptom=Symptom.HANG, detail="no step", detect_s=15.0), job.now())
-    job.pass_time(1)
-    assert job.ended_tests == [1]
-    job.train_to(job.core.world.best_step + 1)
-    job.until(lambda: job.core.world.incident is None)
-    train(job, SETTLED_S - 5)
-    assert under_test(job) == ["n3"]
-    train(job, 10)
-    assert under_test(job) == ["n3", "n3"]
+    sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
+    until_stage(sim, "n3", StandbyStage.TESTING)
+    for node in ("n1", "n2"):
+        sim.nodes[node].is_mute = True
+    sim.hang_rank(1)
+    sim.run_until(lambda: opened(sim) == [Symptom.HANG], within_s=60.0)
+    assert ended_tests(sim) == [1]
+    sim.resume_rank(1)
+    sim.run_until(lambda: sim.state.world.incident is None, within_s=60.0)
+    assert sim.state.world.generation == 1
+    sim.run(SETTLED_S - 5.0)
+    assert under_test(sim) == ["n3"]
+    sim.run(10.0)
+    assert under_test(sim) == ["n3", "n3"]
 
 
 def test_a_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
-    job = Job(config=ONLY_TESTS)
-    job.answers_tests = False
-    for generation in range(2, 7):
-        train(job, SETTLED_S + 5)
-        job.kill_rank(0)
-        job.until(lambda generation=generation: job.core.world.generation == generation)  # type: ignore[misc]
-    assert under_test(job) == ["n3"] * 3
+    tests = HeldTests()
+    sim = trained(1, 1, config=ONLY_TESTS, replies={qs.TestNodes: tests})
+    for generation in range(2, MAX_TESTS + 3):
+        settles(sim, 2.0)
+        sim.kill_rank(0)
+        gets_on(sim, generation)
+    assert (under_test(sim), sim.state.spares) == (["n2"] * MAX_TESTS, ("n2",))
+
+
+def taken_over(sim: Sim) -> None:
+    """The next controller trains."""
+    sim.controller_dies()
+    sim.run_until(lambda: sim.stage == "Running" and sim.state.epoch == 2, within_s=20.0)
 
 
 def test_the_next_controller_tests_no_standby_twice() -> None:
-    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
-    train(job, SETTLED_S + 10)
-    assert under_test(job) == ["n3", "n4"]
-    again = taken_over(job)
-    train(again, SETTLED_S + 10)
-    assert again.standby_tests == []
-
-
-def taken_over(job: Job) -> Job:
-    """The next controller of ``job`` trains."""
-    history = (*job.journal, ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=2))
-    again = Job(history=history, config=ONLY_TESTS, first=ToReconnecting(), clock=(job.mono, job.wall))
-    again.heartbeats = dict(job.heartbeats)
-    again.until(lambda: again.stage == "Running")
-    return again
+    sim = after_tests(trained(2, 2, config=ONLY_TESTS), "n3", "n4")
+    taken_over(sim)
+    sim.run(SETTLED_S + 10.0)
+    assert under_test(sim) == ["n3", "n4"]
 
 
 def test_the_next_controller_waits_for_the_end_of_a_test_that_it_did_not_begin() -> None:
     """Nothing ends that test, and two at a time on the same GPUs fail each other."""
-    job = Job(spares=("n3",), config=ONLY_TESTS)
-    job.answers_tests = False
-    train(job, SETTLED_S + 10)
-    assert under_test(job) == ["n3"]
-    again = taken_over(job)
-    train(again, ONLY_TESTS.standby.test_s + MARGIN_S - 5)
-    assert under_test(again) == []
-    train(again, 10)
-    assert under_test(again) == ["n3"]
-
-
-def test_observing_nothing_is_tested() -> None:
-    job = Job(config=JobConfig(mode="observe"))
-    train(job, SETTLED_S + 10)
-    assert job.standby_tests == []
-    assert ordered(job) == []
+    sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
+    until_stage(sim, "n3", StandbyStage.TESTING)
+    taken_over(sim)
+    sim.run(ONLY_TESTS.standby.test_s + MARGIN_S - 5.0)
+    assert under_test(sim) == ["n3"]
+    sim.run(10.0)
+    assert under_test(sim) == ["n3", "n3"]
