@@ -128,7 +128,7 @@ class SimController:
             ),
             qs.ReplayTraining: lambda asked: Diagnosis(reason="the replay showed no difference"),
             qs.EndCompanions: self._end_companions,
-            qs.SweepCompanions: lambda asked: (),
+            qs.SweepCompanions: self._sweep,
         }
         self._answers |= dict.fromkeys(UNSEEN, lambda asked: None)
         env.epochs.append(
@@ -516,7 +516,7 @@ class SimController:
         return Diagnosis(results=results, suspects=suspects, reason=reason)
 
     def _borrow(self, number: int, asked: qs.BorrowNodes) -> None:
-        """Submit companions to the fake Slurm; companions that do not start within a moment are cancelled."""
+        """Submit companions to the fake Slurm; companions that do not start in time are cancelled."""
         submitted: list[int] = []
         source = asked.sources[0]
 
@@ -524,6 +524,8 @@ class SimController:
             self.tell(number, qs.BorrowAnswer(refusals=((source, str(error)),)))
 
         def submit() -> None:
+            if not self.is_alive:
+                return
             name = companion_name(self.plan.job_id)
             try:
                 for _ in range(asked.missing):
@@ -541,9 +543,11 @@ class SimController:
             except SlurmError as error:
                 refuse(error)
                 return
-            self.env.timeline.after(2.0, answer)
+            self.env.timeline.after(self.env.pace.lend_s, answer)
 
         def answer() -> None:
+            if not self.is_alive:
+                return
             try:
                 jobs = {job: self.slurm.job(job) for job in submitted}
                 for job, found in jobs.items():
@@ -559,6 +563,15 @@ class SimController:
             self.tell(number, qs.BorrowAnswer(nodes=lent, refusals=short))
 
         self.env.after(self.env.pace.slurm_s, submit)
+
+    def _sweep(self, asked: qs.SweepCompanions) -> tuple[int, ...]:
+        """Cancel companions of earlier controllers that this one does not know."""
+        name = companion_name(self.plan.job_id)
+        mine = [job for job in self.slurm.cluster.jobs.values() if job.name == name and not job.is_finished]
+        strays = tuple(job.job_id for job in mine if job.job_id not in asked.known)
+        for job_id in strays:
+            self.slurm.cancel(job_id)
+        return strays
 
     def _end_companions(self, asked: qs.EndCompanions) -> str:
         for job in asked.jobs:

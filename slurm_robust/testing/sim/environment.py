@@ -70,6 +70,8 @@ class SimulatedPace(Record):
     """Seconds for an answer of Slurm or of storage."""
     test_s: tuple[float, float] = (5.0, 15.0)
     """Seconds for a test of nodes."""
+    lend_s: float = 2.0
+    """Seconds until companions lend their nodes; those that have none by then are cancelled."""
     peers_notice_s: tuple[float, float] | None = None
     """Seconds from the end of a rank until the others, which lost it, end too; None: they wait for it.
     """
