@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, JobConfig, StandbyConfig
-from slurm_robust.engine.transitions import ToReconnecting
+from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.findings import Outcome
-from slurm_robust.policy.standbys import SETTLED_S
-from tests.unit.engine.fake_job import Job
-from tests.unit.engine.test_standby import train
+from slurm_robust.slurm.records import Reservation
+from slurm_robust.testing.sim.environment import Tell
+from slurm_robust.testing.sim.job import Sim
+from tests.unit.engine.stories import PACE, evicted, gets_on, starts, trained
+from tests.unit.engine.test_standby import settles, under_test
 
 SPARES = CompanionPool(reservation="spares")
+SLOW = structs.replace(PACE, lend_s=60.0)
+"""Slurm has a node for a companion after a minute."""
 
 
 def settings(replenish: str = "reservation", *, partition: bool = False) -> JobConfig:
@@ -23,61 +28,89 @@ def settings(replenish: str = "reservation", *, partition: bool = False) -> JobC
     )
 
 
-def job_with(*lendable: str, config: JobConfig | None = None) -> Job:
-    job = Job(config=config or settings())
-    job.lendable = lendable
-    train(job, 3)
-    return job
+def job_with(*lendable: str, config: JobConfig | None = None, **more: object) -> Sim:
+    """A job of two nodes and a standby; ``lendable``: the nodes of the reservation, of which n4 is one."""
+    sim = trained(2, 1, config=config or settings(), **{"others": len(lendable) or 1, "steps": 2000} | more)
+    sim.cluster.reservations["spares"] = Reservation(
+        name="spares",
+        nodes=lendable,
+        node_count=len(lendable),
+        users=(sim.slurm.user,),
+        end_time=sim.clock.now + 1e6,
+    )
+    return sim
 
 
-def use_the_standby(job: Job) -> None:
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    train(job, 3)
+def uses_the_standby(sim: Sim) -> None:
+    sim.node_dies("n2")
+    gets_on(sim, 2)
+
+
+def borrowed(sim: Sim) -> list[qs.BorrowNodes]:
+    return [asked for asked in sim.asked if isinstance(asked, qs.BorrowNodes)]
+
+
+def companions(sim: Sim) -> list[int]:
+    """The jobs that were submitted to lend nodes."""
+    return [job for job in sim.cluster.jobs if job != sim.job_id]
+
+
+def is_cancelled(sim: Sim, companion: int) -> bool:
+    return sim.cluster.jobs[companion].is_finished
+
+
+class HeldLoans:
+    """Requests for nodes that are answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.tells: list[Tell] = []
+
+    def __call__(self, asked: qs.BorrowNodes, tell: Tell) -> None:
+        self.tells.append(tell)
 
 
 def test_a_used_standby_is_replaced_while_training_goes_on() -> None:
-    job = job_with("n5")
-    assert job.borrowed == []
-    use_the_standby(job)
-    (order,) = job.borrowed
+    sim = job_with("n4")
+    assert borrowed(sim) == []
+    uses_the_standby(sim)
+    (order,) = borrowed(sim)
     assert (order.sources, order.missing, order.exclude, order.some) == ((SPARES,), 1, ("n2",), True)
-    train(job, 2)
-    assert job.core.state.spares == ("n5",)
-    assert job.started[-1] == ("n5",)
-    assert job.core.world.generation == 2
-    assert job.core.world.incident is None
-    train(job, SETTLED_S + 5)
-    assert [effect.nodes[0] for effect in job.standby_tests] == ["n5"], "it goes through the same stages"
-    job.power_cut("n3")
-    job.until(lambda: job.core.world.generation == 3)
-    assert job.core.world.slots == ("n1", "n5")
-    job.finish()
-    job.until(lambda: job.code is not None or bool(job.ended))
-    assert job.ended == [105]
+    assert (sim.state.spares, starts(sim)[-1]) == (("n4",), ("n4",))
+    assert (sim.state.world.generation, sim.state.world.incident) == (2, None)
+    settles(sim, 3.0)
+    assert under_test(sim)[-1] == "n4", "it goes through the same stages"
+    sim.node_dies("n3")
+    gets_on(sim, 3)
+    assert sim.state.world.slots == ("n1", "n4")
+    companion = sim.state.lenders["n4"]
+    assert not is_cancelled(sim, companion)
+    sim.training.steps = sim.step + 2
+    assert sim.run_to_end() == 0
+    assert is_cancelled(sim, companion)
 
 
 def test_a_standby_that_fails_its_quick_test_is_replaced() -> None:
-    job = job_with("n5")
-    job.quick = {"n3": Outcome.FAIL}
-    train(job, SETTLED_S + 5)
-    assert list(job.core.state.evicted) == ["n3"]
-    assert job.core.state.spares == ("n5",)
-    train(job, SETTLED_S)
-    assert job.core.state.standby_tests["n5"].outcome is Outcome.PASS
+    sim = job_with("n4")
+    sim.nodes["n3"].is_broken = True
+    sim.run_until(lambda: "n3" in evicted(sim), within_s=60.0)
+    sim.run_until(lambda: sim.state.spares == ("n4",), within_s=5.0)
+    sim.run_until(lambda: "n4" in sim.state.standby_tests, within_s=60.0)
+    assert sim.state.standby_tests["n4"].outcome is Outcome.PASS
+    assert evicted(sim) == {"n3"}
 
 
 def test_where_no_node_is_free_it_is_asked_again_later_and_later() -> None:
-    job = job_with()
-    use_the_standby(job)
-    train(job, 600)
-    begun = job.events(ev.ReplenishBegun)
-    assert [event.attempt for event in begun] == [1, 2, 3, 4]
-    assert sum("asking for" in text for text in job.said) == 1
-    assert job.core.state.companions == {}
-    job.lendable = ("n5",)
-    train(job, 500)
-    assert job.core.state.spares == ("n5",)
+    sim = job_with("n4", leap_s=20.0)
+    sim.cluster.set_node("n4", states=frozenset({"IDLE", "DRAIN"}), reason="being repaired")
+    uses_the_standby(sim)
+    sim.run(600.0)
+    assert [event.attempt for event in sim.events(ev.ReplenishBegun)] == [1, 2, 3, 4]
+    assert sum("asking for" in text for text in sim.said) == 1
+    assert sim.state.companions == {}
+    assert (len(companions(sim)), all(is_cancelled(sim, job) for job in companions(sim))) == (4, True)
+    sim.cluster.set_node("n4", states=frozenset({"IDLE"}), reason="")
+    sim.run(500.0)
+    assert sim.state.spares == ("n4",)
 
 
 @pytest.mark.parametrize(
@@ -88,84 +121,81 @@ def test_where_no_node_is_free_it_is_asked_again_later_and_later() -> None:
         (settings("partition", partition=True), (SPARES, CompanionPool())),
         (JobConfig(), None),
     ],
+    ids=["none", "only for faults", "both", "default"],
 )
 def test_the_partition_gives_standbys_only_where_that_is_configured(
     config: JobConfig, sources: tuple[CompanionPool, ...] | None
 ) -> None:
-    job = job_with(config=config)
-    use_the_standby(job)
-    asked = [order.sources for order in job.borrowed]
-    assert asked == ([] if sources is None else [sources])
+    sim = job_with(config=config)
+    uses_the_standby(sim)
+    assert [order.sources for order in borrowed(sim)] == ([] if sources is None else [sources])
 
 
 def test_a_fault_waits_for_the_node_that_is_on_its_way() -> None:
-    job = job_with("n5")
-    job.lends = False
-    use_the_standby(job)
-    assert len(job.unlent) == 1
-    job.power_cut("n3")
-    job.until(lambda: job.stage == "Borrowing")
-    job.pass_time(2)
-    assert len(job.borrowed) == 1, "asked once"
-    job.unlent[0]()
-    job.until(lambda: job.core.world.generation == 3)
-    assert job.core.world.slots == ("n1", "n5")
-    assert len(job.borrowed) == 1
+    sim = job_with("n4", pace=SLOW)
+    uses_the_standby(sim)
+    assert (len(borrowed(sim)), sim.state.spares) == (1, ())
+    sim.node_dies("n3")
+    sim.run_until(lambda: sim.stage == "Borrowing", within_s=10.0)
+    sim.run_until(lambda: sim.state.world.generation == 3, within_s=120.0)
+    assert (sim.state.world.slots, len(borrowed(sim)), len(companions(sim))) == (("n1", "n4"), 1, 1)
 
 
 def test_a_fault_asks_itself_where_none_came() -> None:
-    job = job_with()
-    job.lends = False
-    use_the_standby(job)
-    job.power_cut("n3")
-    job.until(lambda: job.stage == "Borrowing")
-    job.lendable, job.lends = ("n6",), True
-    job.unlent[0]()
-    job.until(lambda: job.core.world.generation == 3)
-    assert job.core.world.slots == ("n1", "n6")
+    loans = HeldLoans()
+    sim = job_with("n4", replies={qs.BorrowNodes: loans})
+    uses_the_standby(sim)
+    sim.node_dies("n3")
+    sim.run_until(lambda: sim.stage == "Borrowing", within_s=10.0)
+    sim.run(2.0)
+    assert len(borrowed(sim)) == 1
+    sim.answer(qs.BorrowNodes, None)
+    loans.tells[0](qs.BorrowAnswer(refusals=((SPARES, "0 of 1 node free"),)))
+    sim.run_until(lambda: sim.state.world.generation == 3, within_s=30.0)
+    assert (sim.state.world.slots, len(borrowed(sim)), len(companions(sim))) == (("n1", "n4"), 2, 1)
 
 
 def test_slurm_that_never_answers_is_waited_for_within_a_bound() -> None:
-    job = job_with("n5", "n6")
-    job.lends = False
-    use_the_standby(job)
-    train(job, 400)
-    assert job.core.companions.fetching is None or len(job.borrowed) > 1
-    job.unlent[0]()
-    assert 105 in job.ended, "too late, it is given back"
-    assert "n5" not in job.core.state.spares
+    loans = HeldLoans()
+    sim = job_with("n4", replies={qs.BorrowNodes: loans}, leap_s=20.0)
+    uses_the_standby(sim)
+    sim.run_until(lambda: len(borrowed(sim)) > 1, within_s=400.0)
+    loans.tells[0](qs.SubmittedCompanion(job_id=105, source=SPARES), is_last=False)
+    loans.tells[0](qs.BorrowAnswer(nodes={105: "n4"}))
+    sim.run(1.0)
+    ended = [asked.jobs for asked in sim.asked if isinstance(asked, qs.EndCompanions)]
+    assert (ended, sim.state.spares) == ([(105,)], ()), "too late, it is given back"
+
+
+def is_taken_over(sim: Sim) -> None:
+    """The next controller trains."""
+    sim.controller_dies()
+    sim.run_until(lambda: sim.stage == "Running" and sim.state.epoch == 2, within_s=20.0)
 
 
 def test_the_next_controller_does_not_ask_twice() -> None:
-    job = job_with("n5")
-    use_the_standby(job)
-    train(job, 2)
-    history = (*job.journal, ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=2))
-    again = Job(history=history, config=settings(), first=ToReconnecting(), clock=(job.mono, job.wall))
-    again.heartbeats = dict(job.heartbeats)
-    again.lendable = ("n6",)
-    again.until(lambda: again.stage == "Running")
-    train(again, 100)
-    assert again.borrowed == []
-    assert again.core.state.spares == ("n5",)
+    sim = job_with("n4", "n5")
+    uses_the_standby(sim)
+    is_taken_over(sim)
+    sim.run(70.0)
+    assert (len(borrowed(sim)), sim.state.spares, len(companions(sim))) == (1, ("n4",), 1)
 
 
 def test_a_takeover_while_a_companion_waits_gives_it_back_and_asks_anew() -> None:
-    job = job_with("n5")
-    job.lends = False
-    use_the_standby(job)
-    history = (*job.journal, ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=2))
-    again = Job(history=history, config=settings(), first=ToReconnecting(), clock=(job.mono, job.wall))
-    again.heartbeats = dict(job.heartbeats)
-    again.lendable = ("n6",)
-    again.until(lambda: again.stage == "Running")
-    train(again, 100)
-    assert [event.attempt for event in again.events(ev.ReplenishBegun)] == [1, 2]
-    assert again.core.state.lenders == {"n6": 106}
+    sim = job_with("n4", pace=SLOW)
+    uses_the_standby(sim)
+    (first,) = sim.state.companions
+    is_taken_over(sim)
+    assert is_cancelled(sim, first)
+    sim.run_until(lambda: sim.state.spares == ("n4",), within_s=120.0)
+    assert [event.attempt for event in sim.events(ev.ReplenishBegun)] == [1, 2]
+    assert sim.state.lenders == {"n4": companions(sim)[-1]}
 
 
 def test_observing_nothing_is_borrowed() -> None:
-    job = job_with("n5", config=JobConfig(mode="observe", companions=CompanionConfig(reservation="spares")))
-    job.core.evict("n3", "test", job.now())
-    train(job, 60)
-    assert job.borrowed == []
+    config = JobConfig(mode="observe", companions=CompanionConfig(reservation="spares"))
+    sim = job_with("n4", config=config)
+    assert sim.controller is not None
+    sim.controller.core.evict("n3", "test", sim.controller.now())
+    sim.run(60.0)
+    assert (evicted(sim), borrowed(sim)) == ({"n3"}, [])
