@@ -52,6 +52,7 @@ class Sampling:
         self._samples: list[SampleRound] = []
         self._in_question: set[int] = set()
         self._patience = ""
+        self._moved: tuple[tuple[int, ...], float] = ((), since)  # ranks that got on, and until when at most
 
     @property
     def native(self) -> tuple[int, ...]:
@@ -91,6 +92,9 @@ class Sampling:
         is_own = set(ranks) <= set(computing)
         if not found.halted and is_own and (later := self._may_go_on(ranks, now)) is not None:
             return later
+        moved, until = self._moved
+        if self._patience and found.ranks != moved and now - until < self._fault.detect_s:
+            return now + HANG_EVERY_S  # they are through, and the next step may take as long as any
         if len(self._found) > 1 and self._found[-2].ranks == found.ranks:
             return found
         if len(self._found) < HANG_SAMPLES:
@@ -106,6 +110,7 @@ class Sampling:
         if not is_moving(samples, ranks):
             # The same place twice may be chance, as long as there were few samples.
             return now + HANG_EVERY_S if len(samples) < HANG_SAMPLES else None
+        self._moved = tuple(ranks), now + PATIENCE_EVERY_S
         if not self._patience:
             self._patience = (
                 f"{self._fault.detail}; {named_ranks(ranks)} computes on, maybe in an evaluation that is "

@@ -15,6 +15,7 @@ from slurm_robust.testing.sim.training import doing, waiting
 LAYOUT = ParallelLayout(nproc_per_node=1, sizes=(("dp", 2),))
 TOOK_S = 0.1
 COMPUTES, SLEEPS = "compute@train.py", "sleep@train.py"
+WAITS = "all_reduce@torch/distributed/distributed_c10d.py"
 Moment = tuple[float, str, float]
 """When a sample is taken, where rank 1 is, and the processor time that it has used."""
 
@@ -28,7 +29,7 @@ def own(place: str, cpu_s: float) -> RankStacks:
 
 def sampled(moments: Sequence[Moment], phase_s: float = 1800.0) -> Iterator[Localisation | float]:
     """What follows each sample of a hang; times are seconds since it was noticed."""
-    sampling = Sampling(Fault(symptom=Symptom.HANG, detail="no step for 16 s"), -16.0, phase_s)
+    sampling = Sampling(Fault(symptom=Symptom.HANG, detail="no step for 16 s", detect_s=16.0), -16.0, phase_s)
     for at, place, cpu_s in moments:
         stacks = (waiting(0, "n1"), own(place, cpu_s))
         yield sampling.add(stacks, (), LAYOUT, begun=at, now=at + TOOK_S)
@@ -79,3 +80,12 @@ def test_a_rank_that_computes_at_one_place_after_another_has_time_until_the_phas
     assert all(isinstance(answer, float) for answer in answers)
     late = (90.0, "layer9@model.py", 72.0)
     assert isinstance(last((*moments, late), phase_s=100.0), Localisation)
+
+
+def test_a_computation_that_is_over_is_followed_by_a_step_that_has_as_long_as_any() -> None:
+    computes = [(10.0 * number, f"layer{number}@model.py", 8.0 * number) for number in range(5)]
+    waits = [(50.0 + 2.1 * number, WAITS, 33.0) for number in range(9)]
+    found = last([*computes, *waits])
+    assert isinstance(found, Localisation)
+    assert found.ranks == ()
+    assert isinstance(last([*computes, *waits[:-1]]), float)
