@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Symptom
+from slurm_robust.model.stacks import RankStacks
 from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import doing, waiting
@@ -80,11 +83,17 @@ def blames_nobody(sim: Sim) -> bool:
     return not (evicted(sim) or requeues(sim) or blamed)
 
 
+def with_cpu(stacks: RankStacks, cpu_s: float) -> RankStacks:
+    """The same, of a process that has used so much processor time."""
+    (worker,) = stacks.processes
+    return structs.replace(stacks, processes=(structs.replace(worker, cpu_s=cpu_s),))
+
+
 def stuck(sim: Sim, rank: int, *calls: str, state: str = "S") -> None:
-    """A rank does something of its own, always the same, while the others wait for it."""
+    """A rank does nothing, always in the same call of its own, while the others wait for it."""
     calls = calls or ("wait@train.py", "main@train.py")
-    node = sim.rank(rank).node
-    sim.hang_rank(rank, shows=lambda _: doing(rank, node, *calls, state=state))
+    stacks = with_cpu(doing(rank, sim.rank(rank).node, *calls, state=state), 5.0)
+    sim.hang_rank(rank, shows=lambda _: stacks)
 
 
 def all_wait(sim: Sim) -> None:

@@ -1,394 +1,358 @@
-"""A hang that moves with the rank is the code's, one that stays with the node is the node's, on paper."""
+"""A hang that moves with the rank is the code's, one that stays with the node is the node's."""
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
+from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
+from slurm_robust.testing.sim.environment import SimulatedPace
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import doing, waiting
 from slurm_robust.wire.messages import TakeStacks
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import evicted, gets_on, opened, starts_again, stuck, trained, with_cpu
+from tests.unit.engine.test_detection import alert
 
-NODES = ("n1", "n2", "n3")
 HANG_STEP = 30
+COARSE = SimulatedPace(step_s=2.0, turn_s=1.0, rest_s=0.2)
 
 
-def job(spares: tuple[str, ...] = ("n4",), reported: bool = True, **detect: object) -> Job:
-    made = Job(NODES, spares, JobConfig(detect=DetectConfig(**detect)), reported=reported, memory=reported)  # type: ignore[arg-type]
-    made.ages = True
-    return made
+def job(spares: int = 1, *, reports: bool = True, **detect: object) -> Sim:
+    """Three nodes that have trained for a while."""
+    sim = Sim(3, spares, seed=1, steps=4000, pace=COARSE, config=JobConfig(detect=DetectConfig(**detect)))  # type: ignore[arg-type]
+    sim.training.reports = reports
+    comes_to(sim, HANG_STEP)
+    return sim
 
 
-def train(job: Job, until: int = HANG_STEP, step_s: float = 1.0) -> None:
-    """From where the generation begins; a step takes ``step_s``."""
-    job.until(lambda: job.stage == "Running", 60)
-    job.pass_time(max(2.0, step_s))
-    for step in range(job.core.world.restored_step + 1 if job.reported else 0, until + 1):
-        job.train_to(step)
-        job.pass_time(step_s, tick=min(1.0, step_s / 4))
+def comes_to(sim: Sim, step: int) -> None:
+    """All ranks have begun, and made that step or restored it."""
+    size = sim.state.world.placement.world_size
+    sim.run_until(lambda: sim.stage == "Running" and len(sim.ranks) == size, 120.0)
+    if sim.state.world.restored_step < step:
+        sim.run_until(lambda: sim.step >= step, 300.0)
 
 
-def next_generation(job: Job, limit: float = 300.0) -> None:
-    generation = job.core.world.generation
-    job.until(lambda: job.code is not None or job.core.world.generation > generation, limit)
+def ends_generation(sim: Sim) -> None:
+    """A next generation is launched, or the job ends."""
+    generation = sim.state.world.generation
+    sim.run_until(lambda: sim.code is not None or sim.state.world.generation > generation, 300.0)
 
 
-def stuck(job: Job, rank: int, line: str = "wait@train.py", cpu_s: float = 5.0) -> None:
-    """This rank does something of its own, always the same, while the others wait for it."""
-    node = job.core.world.placement.node_of(rank)
-    job.stacks = {rank: with_cpu(doing(rank, node, line, "main@train.py"), cpu_s)}
+def computes(sim: Sim, rank: int, line: str = "layer{}@model.py") -> None:
+    """This rank computes, from second to second in that line, while the others wait for it."""
+    node, begun = sim.rank(rank).node, sim.now
+
+    def shows(order: TakeStacks) -> RankStacks:
+        past = sim.now - begun
+        return with_cpu(doing(rank, node, line.format(int(past)), "main@train.py"), 10 + 0.8 * past)
+
+    sim.hang_rank(rank, shows=shows)
 
 
-def with_cpu(stacks: RankStacks, cpu_s: float) -> RankStacks:
-    (worker,) = stacks.processes
-    return structs.replace(stacks, processes=(structs.replace(worker, cpu_s=cpu_s),))
+def verdicts(sim: Sim) -> list[inc.Blame]:
+    return [d.verdict.blame for d in sim.events(ev.Decided) if d.verdict is not None]
 
 
-def evicted(job: Job) -> set[str]:
-    return {event.node for event in job.events(ev.NodeEvicted)}
+def last_actions(sim: Sim) -> list[type]:
+    return [type(action) for action in sim.events(ev.Decided)[-1].actions]
 
 
-def verdicts(job: Job) -> list[inc.Blame]:
-    return [d.verdict.blame for d in job.events(ev.Decided) if d.verdict is not None]
+def looks(sim: Sim) -> dict[int, tuple[int, ...]]:
+    """The sample rounds, and of which ranks each shows the calls in libraries."""
+    return {m.number: m.native for _, m in sim.sent if isinstance(m, TakeStacks)}
 
 
-def last_actions(job: Job) -> list[type]:
-    return [type(action) for action in job.events(ev.Decided)[-1].actions]
+# -- jobs that are suspended -------------------------------------------------------------------------
 
 
 def test_a_job_that_was_suspended_has_not_hung() -> None:
     """Resumed after longer than any step takes, it trains on; if it does not, that is a hang."""
-    suspended = job()
-    train(suspended)
-    suspended.wall += 60
-    suspended.mono += 60
-    suspended.core.on_stall(60, suspended.now())
-    suspended.pass_time(20)
-    assert suspended.events(ev.IncidentOpened) == []
-    suspended.until(lambda: suspended.events(ev.IncidentOpened), 200)
-    (opened,) = suspended.events(ev.IncidentOpened)
-    assert opened.symptom is inc.Symptom.HANG
+    sim = job()
+    sim.hang_rank(1)
+    sim.suspend(60.0)
+    sim.run(20.0)
+    assert opened(sim) == []
+    sim.run_until(lambda: bool(opened(sim)), 200.0)
+    assert opened(sim) == [inc.Symptom.HANG]
 
 
-def suspend(job: Job, seconds: float) -> None:
-    """Slurm stops all of the job, the controller included."""
-    job.wall += seconds
-    job.mono += seconds
-    for node in job.heartbeats:
-        old = job.heartbeats[node]
-        job.heartbeats[node] = structs.replace(old, progress=job.older(node, seconds))
-    job.core.on_stall(seconds, job.now())
-
-
-def test_a_job_that_shares_its_nodes_in_turns_is_found_hanging() -> None:
+@pytest.mark.parametrize(("slice_s", "awake_s"), [(30.0, 30.0), (10.0, 50.0), (300.0, 30.0), (60.0, 10.0)])
+def test_a_job_that_shares_its_nodes_in_turns_is_found_hanging(slice_s: float, awake_s: float) -> None:
     """Of the time that it has, a hang takes its bound of 14 s and at most 150 s."""
-    for slice_s, awake_s in ((30.0, 30.0), (10.0, 50.0), (300.0, 30.0), (60.0, 10.0)):
-        shared = job()
-        train(shared)
-        generation, had_s = shared.core.world.generation, 0.0
-        while not shared.events(ev.IncidentOpened) and had_s < 200:
-            suspend(shared, slice_s)
-            shared.pass_time(awake_s)
-            had_s += awake_s
-        assert had_s <= 14 + 150 + awake_s, (slice_s, awake_s)
-        (opened,) = shared.events(ev.IncidentOpened)
-        assert opened.symptom is inc.Symptom.HANG
-        assert generation == 1
+    sim = job()
+    sim.hang_rank(1)
+    had_s = 0.0
+    while not opened(sim) and had_s < 200.0:
+        sim.suspend(slice_s)
+        sim.run(awake_s)
+        had_s += awake_s
+    assert had_s <= 14.0 + 150.0 + awake_s
+    assert opened(sim) == [inc.Symptom.HANG]
 
 
-def test_a_job_that_shares_its_nodes_in_turns_and_trains_has_never_hung() -> None:
+@pytest.mark.parametrize(("step_s", "awake_s"), [(1, 30), (7, 10), (29, 30), (75, 30), (200, 30)])
+def test_a_job_that_shares_its_nodes_in_turns_and_trains_has_never_hung(step_s: int, awake_s: int) -> None:
     """Its steps are shorter or longer than its turns."""
-    for step_s, awake_s in ((1, 30), (7, 10), (29, 30), (75, 30), (200, 30)):
-        shared = job()
-        train(shared, step_s=step_s)
-        step = HANG_STEP
-        for second in range(max(20 * awake_s, 4 * step_s)):
-            if second % step_s == 0:
-                step += 1
-                shared.train_to(step)
-            shared.pass_time(1.0)
-            if second % awake_s == awake_s - 1:
-                suspend(shared, 30.0)
-        assert shared.events(ev.IncidentOpened) == [], (step_s, awake_s)
-        assert not [order for _, order in shared.sent if isinstance(order, TakeStacks)]
-        assert shared.core.monitor.pace.longest_s < step_s + 2, "a suspension is no part of a step"
+    pace = SimulatedPace(step_s=step_s, turn_s=1.0, rest_s=0.2)
+    sim = Sim(2, seed=1, steps=4000, pace=pace, config=JobConfig(timings=Timings(heartbeat_s=2.0)))
+    sim.run_until(lambda: sim.step >= 6, 2000.0)
+    for _ in range(max(10, 4 * step_s // awake_s)):
+        sim.run(awake_s)
+        sim.suspend(30.0)
+    assert sim.step >= 9
+    assert (opened(sim), looks(sim)) == ([], {})
+    assert sim.controller is not None
+    longest_s = sim.controller.core.monitor.pace.longest_s
+    assert longest_s < 1.04 * step_s + 2, "a suspension is no part of a step"
 
 
 def test_an_alert_that_was_decided_on_is_no_new_fault_after_a_suspension() -> None:
-    from tests.unit.engine.test_detection import alert
-
-    healthy = Job(NODES, ("n4",), JobConfig(mode="observe"), reported=True)
-    train(healthy)
-    healthy.change("n3", alerts=(alert(),))
-    healthy.pass_time(2.0)
-    decided = len(healthy.events(ev.Decided))
-    assert decided == 1
+    sim = trained(3, 1, config=JobConfig(mode="observe"))
+    sim.alert("n3", alert())
+    sim.run(2.0)
+    assert len(sim.events(ev.Decided)) == 1
     for _ in range(3):
-        suspend(healthy, 30.0)
-        healthy.train_to(healthy.core.world.best_step + 1)
-        healthy.pass_time(5.0)
-    assert len(healthy.events(ev.Decided)) == decided
+        sim.suspend(30.0)
+        sim.run(7.0)
+    assert len(sim.events(ev.Decided)) == 1
 
 
-def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault() -> None:
-    for reported in (True, False):
-        hung = job(reported=reported)
-        nodes = []
-        while hung.code is None:
-            train(hung)
-            nodes.append(hung.core.world.placement.node_of(1))
-            stuck(hung, 1)
-            next_generation(hung)
-        assert hung.code == 93
-        assert nodes == ["n2", "n2", "n4"], "in place, then on the standby, then the end"
-        assert evicted(hung) == set()
-        assert verdicts(hung) == [inc.Blame.NOBODY, inc.Blame.NOBODY, inc.Blame.CODE]
-        assert "it was the same on n2" in hung.events(ev.Decided)[-1].reason
+# -- the rank or the node ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault(reports: bool) -> None:
+    sim = job(reports=reports)
+    nodes = []
+    while sim.code is None:
+        comes_to(sim, HANG_STEP)
+        nodes.append(sim.rank(1).node)
+        stuck(sim, 1)
+        ends_generation(sim)
+    assert sim.code == 93
+    assert nodes == ["n2", "n2", "n4"], "in place, then on the standby, then the end"
+    assert evicted(sim) == set()
+    assert verdicts(sim) == [inc.Blame.NOBODY, inc.Blame.NOBODY, inc.Blame.CODE]
+    assert "it was the same on n2" in sim.events(ev.Decided)[-1].reason
 
 
 def test_without_a_standby_two_nodes_exchange_their_slots() -> None:
-    hung = job(spares=())
-    while hung.code is None:
-        train(hung)
-        stuck(hung, 1)
-        next_generation(hung)
-    assert hung.core.world.slots == ("n2", "n1", "n3")
-    assert (hung.code, evicted(hung)) == (93, set())
-    assert hung.core.world.generation == 3
+    sim = job(spares=0)
+    while sim.code is None:
+        comes_to(sim, HANG_STEP)
+        stuck(sim, 1)
+        ends_generation(sim)
+    assert sim.state.world.slots == ("n2", "n1", "n3")
+    assert (sim.code, evicted(sim), sim.state.world.generation) == (93, set(), 3)
 
 
 def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
-    hung = job(spares=())
+    sim = job(spares=0)
     for step in (30, 40):
-        train(hung, step)
-        stuck(hung, 1)  # n2
-        next_generation(hung)
-    assert hung.core.world.placement.node_of(0) == "n2"
-    train(hung, 50)
-    stuck(hung, 0, "other@train.py")
-    next_generation(hung)
-    assert evicted(hung) == {"n2"}
-    assert "it stays with the node" in hung.events(ev.Decided)[-1].reason
+        comes_to(sim, step)
+        stuck(sim, 1)  # n2
+        ends_generation(sim)
+    comes_to(sim, 50)
+    assert sim.rank(0).node == "n2"
+    stuck(sim, 0, "other@train.py")
+    sim.run_until(lambda: bool(evicted(sim)), 300.0)
+    assert evicted(sim) == {"n2"}
+    assert "it stays with the node" in sim.events(ev.Decided)[-1].reason
 
 
 def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
     """One standby for a pair: the bad one of the two exchanges its slot, and is in another pair then."""
-    config = JobConfig(parallel=ParallelConfig(pp=2))
-    hung = Job(tuple(f"n{i}" for i in range(1, 9)), ("n9",), config, reported=True, memory=True)
-    hung.ages = True
+    sim = trained(8, 1, config=JobConfig(parallel=ParallelConfig(pp=2)))
     calls = ("recv@torch/distributed/distributed_c10d.py", "main@train.py")
     pairs = []
-    for step in (30, 40, 50):
-        train(hung, step)
-        slots = hung.core.world.slots
+    for step in (10, 20, 30):
+        comes_to(sim, step)
+        slots = sim.state.world.slots
         pair = (slots.index("n6") % 4, slots.index("n6") % 4 + 4)
         pairs.append({slots[rank] for rank in pair})
-        hung.stacks = {rank: doing(rank, slots[rank], *calls) for rank in pair}
-        next_generation(hung)
+        for rank in pair:
+            stuck(sim, rank, *calls)
+        ends_generation(sim)
     assert pairs == [{"n2", "n6"}, {"n2", "n6"}, {"n5", "n6"}]
-    assert evicted(hung) == {"n6"}
-    assert "n6 is what both have in common" in hung.events(ev.Decided)[-1].reason
-    assert hung.core.state.unproven == ("n6",), "suspicion alone speaks against it"
-    assert "n2" in hung.core.world.slots, "the other one of the pair is used again"
+    assert evicted(sim) == {"n6"}
+    assert "n6 is what both have in common" in sim.events(ev.Decided)[-1].reason
+    assert sim.state.unproven == ("n6",), "suspicion alone speaks against it"
+    assert "n2" in sim.state.world.slots, "the other one of the pair is used again"
 
 
 def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
     """It may be the code of that rank."""
-    config = JobConfig(parallel=ParallelConfig(tp=2, pp=2))
-    hung = Job(tuple(f"n{i}" for i in range(1, 9)), (), config, reported=True, memory=True)
-    hung.ages = True
+    sim = trained(8, config=JobConfig(parallel=ParallelConfig(tp=2, pp=2)))
     calls = ("all_reduce@torch/distributed/distributed_c10d.py", "other@train.py", "main@train.py")
-    for step, pair in ((30, (0, 1)), (40, (0, 4))):
-        train(hung, step)
-        hung.stacks = {rank: doing(rank, hung.core.world.slots[rank], *calls) for rank in pair}
-        next_generation(hung)
-    assert [len(d.place.nodes) for d in hung.events(ev.Decided) if d.place] == [2, 2]
-    assert evicted(hung) == set()
+    for step, pair in ((10, (0, 1)), (20, (0, 4))):
+        comes_to(sim, step)
+        for rank in pair:
+            stuck(sim, rank, *calls)
+        ends_generation(sim)
+    assert [len(d.place.nodes) for d in sim.events(ev.Decided) if d.place] == [2, 2]
+    assert evicted(sim) == set()
 
 
 def test_a_second_hang_elsewhere_is_another_one() -> None:
-    hung = job()
-    train(hung, 30)
-    stuck(hung, 1)
-    next_generation(hung)
-    train(hung, 60)
-    stuck(hung, 2, "other@train.py")
-    next_generation(hung)
-    assert last_actions(hung) == [inc.Restart]
-    assert evicted(hung) == set()
+    sim = job()
+    stuck(sim, 1)
+    starts_again(sim)
+    comes_to(sim, 60)
+    stuck(sim, 2, "other@train.py")
+    starts_again(sim)
+    assert (last_actions(sim), evicted(sim)) == ([inc.Restart], set())
 
 
-def test_a_process_that_is_stopped_speaks_against_its_node_at_once() -> None:
-    hung = job()
-    train(hung)
-    hung.stacks = {1: doing(1, "n2", "work@train.py", state="T")}
-    next_generation(hung)
-    assert evicted(hung) == {"n2"}
+# -- what samples show -------------------------------------------------------------------------------
 
 
-def test_a_process_that_is_held_in_the_kernel_may_wait_for_shared_storage() -> None:
-    hung = job()
-    train(hung)
-    hung.stacks = {1: doing(1, "n2", "work@train.py", state="D")}
-    next_generation(hung)
-    assert last_actions(hung) == [inc.Restart]
-    assert evicted(hung) == set()
+@pytest.mark.parametrize(("state", "costs"), [("T", {"n2"}), ("D", set())], ids=["stopped", "in the kernel"])
+def test_a_stopped_process_speaks_against_its_node_and_one_in_the_kernel_does_not(
+    state: str, costs: set[str]
+) -> None:
+    """One that is held in the kernel may wait for shared storage."""
+    sim = job()
+    stuck(sim, 1, "work@train.py", state=state)
+    starts_again(sim)
+    assert evicted(sim) == costs
+    assert (last_actions(sim) == [inc.Restart]) is not bool(costs)
 
 
 def test_the_second_sample_shows_the_calls_in_libraries_of_the_few_ranks_in_question() -> None:
-    hung = job()
-    train(hung)
-    stuck(hung, 1)
-    next_generation(hung)
-    looks = dict.fromkeys((m.number, m.native) for _, m in hung.sent if isinstance(m, TakeStacks))
-    assert [native for _, native in looks] == [(), (1,)]
+    sim = job()
+    stuck(sim, 1)
+    starts_again(sim)
+    assert list(looks(sim).values()) == [(), (1,)]
 
 
 def test_a_rank_that_spins_in_a_wait_for_its_gpu_gets_no_time_to_compute() -> None:
     """The recorder names it; that it waits for its own GPU is what the second sample shows."""
-    hung = job()
-    train(hung)
+    sim = job()
     others = Collective(group="0", sequence=9, operation="nccl:all_reduce", state="started", ranks=(0, 1, 2))
     own = structs.replace(others, state="scheduled")
     libraries = Frame(function="cuStreamSynchronize", file="/usr/lib/libcuda.so.1")
-    node = hung.core.world.placement.node_of(1)
-    begun = hung.mono
-    while hung.core.world.generation == 1:
-        looks = {m.number for _, m in hung.sent if isinstance(m, TakeStacks)}
-        stacks = with_cpu(doing(1, node, "item@train.py"), hung.mono)
+
+    def spins(order: TakeStacks) -> RankStacks:
+        stacks = with_cpu(doing(1, "n2", "item@train.py"), sim.now)
         (process,) = stacks.processes
         (thread,) = process.threads
-        if len(looks) > 1:
+        if 1 in order.native:
             thread = structs.replace(thread, frames=(libraries, *thread.frames))
         process = structs.replace(process, threads=(thread,))
-        hung.stacks = {
-            rank: structs.replace(waiting(rank, f"n{rank + 1}"), collectives=(others,)) for rank in (0, 2)
-        } | {1: structs.replace(stacks, processes=(process,), collectives=(own,), native=len(looks) > 1)}
-        hung.pass_time(0.25, tick=0.25)
-        assert hung.mono - begun < 120
-    assert len(looks) == 2
-    assert "rank 1 did not come to nccl:all_reduce 9" in hung.events(ev.Decided)[-1].reason
+        return structs.replace(stacks, processes=(process,), collectives=(own,), native=1 in order.native)
+
+    for rank in (0, 2):
+        stacks = structs.replace(waiting(rank, f"n{rank + 1}"), collectives=(others,))
+        sim.rank(rank).shows = lambda _, shown=stacks: shown
+    sim.hang_rank(1, shows=spins)
+    starts_again(sim)
+    assert len(looks(sim)) == 2
+    assert "rank 1 did not come to nccl:all_reduce 9" in sim.events(ev.Decided)[-1].reason
 
 
 def test_where_many_are_in_question_no_process_is_paused() -> None:
-    made = Job(tuple(f"n{number}" for number in range(1, 25)), (), JobConfig(detect=DetectConfig()))
-    made.ages = True
-    train(made)
-    made.stacks = {
-        rank: with_cpu(doing(rank, f"n{rank + 1}", "wait@train.py", "main@train.py"), 5.0)
-        for rank in range(10)
-    }
-    next_generation(made)
-    assert {m.native for _, m in made.sent if isinstance(m, TakeStacks)} == {()}
+    sim = trained(3, ranks_per_node=8)
+    for rank in range(10):
+        stuck(sim, rank)
+    starts_again(sim)
+    assert len(looks(sim)) > 1
+    assert set(looks(sim).values()) == {()}
 
 
 # -- an evaluation that nobody announces -------------------------------------------------------------
 
 
-def evaluate(job: Job, seconds: float) -> None:
+def evaluate(sim: Sim, seconds: float) -> None:
     """Rank 0 computes for so long, now here and now there; nothing else happens."""
-    node = job.core.world.placement.node_of(0)
-    begun = job.mono
-    while job.mono - begun < seconds and job.stage in ("Running", "Localising"):
-        past = job.mono - begun
-        job.stacks = {
-            0: with_cpu(doing(0, node, f"layer{int(past)}@model.py", "main@train.py"), 10 + 0.8 * past)
-        }
-        job.pass_time(0.5, tick=0.5)
+    computes(sim, 0)
+    sim.run(seconds)
+    sim.resume_rank(0)
 
 
-def test_an_evaluation_on_one_rank_costs_no_restart() -> None:
-    for seconds in (30.0, 300.0):
-        for reported in (True, False):
-            healthy = job(reported=reported)
-            train(healthy)
-            evaluate(healthy, seconds)
-            for step in range(HANG_STEP + 1, HANG_STEP + 70):
-                healthy.train_to(step)
-                healthy.pass_time(1.0, tick=0.25)
-            assert (healthy.core.world.generation, evicted(healthy)) == (1, set())
-            assert healthy.core.world.incident is None
-            assert healthy.core.world.pace.pause_s > seconds - 5
-            asked = len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"])
-            evaluate(healthy, seconds)
-            assert len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"]) == asked, "learned"
+@pytest.mark.parametrize("reports", [True, False])
+@pytest.mark.parametrize("seconds", [30.0, 300.0])
+def test_an_evaluation_on_one_rank_costs_no_restart(seconds: float, reports: bool) -> None:
+    sim = job(reports=reports)
+    evaluate(sim, seconds)
+    sim.run(70.0)
+    assert (sim.state.world.generation, sim.state.world.incident, evicted(sim)) == (1, None, set())
+    assert sim.state.world.pace.pause_s > seconds - 5
+    before = looks(sim)
+    assert before
+    evaluate(sim, seconds)
+    assert looks(sim) == before, "learned"
+
+
+def test_the_step_after_an_evaluation_may_take_as_long_as_any() -> None:
+    """While it is made, samples show another picture than before."""
+    sim = job()
+    computes(sim, 0)
+    sim.run(100.0)
+    sim.training.slow[0] = 6.0
+    sim.resume_rank(0)
+    sim.run(30.0)
+    assert (sim.stage, sim.state.world.generation, sim.step > HANG_STEP) == ("Running", 1, True)
 
 
 def test_a_pause_that_ends_by_itself_has_no_time_of_recovery() -> None:
-    hung = job()
-    train(hung)
-    stuck(hung, 1)
-    hung.until(lambda: hung.stage == "Localising", limit=300)
-    step = hung.core.world.best_step + 1
-    hung.train_to(step)
-    hung.until(lambda: hung.core.world.incident is None)
-    (closed,) = hung.events(ev.IncidentClosed)
+    sim = job()
+    stuck(sim, 1)
+    sim.run_until(lambda: sim.stage == "Localising", 60.0)
+    sim.resume_rank(1)
+    sim.run_until(lambda: bool(sim.events(ev.IncidentClosed)), 60.0)
+    (closed,) = sim.events(ev.IncidentClosed)
     assert closed.recover_s is None
-    assert f"incident 1: over, step {step} is done; training went on by itself" in hung.said
-    assert not any("recover_s" in note.text for note in hung.events(ev.Noted))
+    assert "incident 1: over, step 31 is done; training went on by itself" in sim.said
+    assert not any("recover_s" in note.text for note in sim.events(ev.Noted))
 
 
 def test_patience_has_an_end() -> None:
-    hung = job(phase_s=100.0)
-    train(hung)
-    evaluate(hung, 180.0)
-    assert hung.core.world.generation == 2
-    assert evicted(hung) == set()
+    sim = job(phase_s=100.0)
+    computes(sim, 0)
+    sim.run_until(lambda: sim.state.world.generation == 2, 180.0)
+    assert evicted(sim) == set()
 
 
 def test_a_rank_that_computes_always_at_the_same_place_is_restarted_once_and_then_gets_time() -> None:
-    hung = job(phase_s=500.0)
-    for _ in range(2):
-        train(hung)
-        begun, node = hung.mono, hung.core.world.placement.node_of(0)
-        generation = hung.core.world.generation
-        while hung.mono - begun < 400.0 and hung.core.world.generation == generation:
-            cpu_s = 10.0 + hung.mono - begun
-            hung.stacks = {0: with_cpu(doing(0, node, "spin@train.py", "main@train.py"), cpu_s)}
-            hung.pass_time(0.5)
-    assert hung.core.world.generation == 2, "after the same step it may take detect.phase_s"
-    assert hung.core.world.pace.hung_after == HANG_STEP, "a verdict does not take back what was learned"
+    sim = job(phase_s=500.0)
+    computes(sim, 0, "spin@train.py")
+    starts_again(sim)
+    comes_to(sim, HANG_STEP)
+    computes(sim, 0, "spin@train.py")
+    sim.run(400.0)
+    assert sim.state.world.generation == 2, "after the same step it may take detect.phase_s"
+    assert sim.state.world.pace.hung_after == HANG_STEP, "a verdict does not take back what was learned"
 
 
 def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
-    from tests.unit.engine.test_detection import alert
-
-    healthy = job()
-    train(healthy)
-    evaluate(healthy, 60.0)
-    assert healthy.stage == "Localising"
-    healthy.change("n3", alerts=(alert(),))
-    healthy.pass_time(2.0)
-    assert evicted(healthy) == {"n3"}
+    sim = job()
+    computes(sim, 0)
+    sim.run(60.0)
+    assert sim.stage == "Localising"
+    sim.alert("n3", alert())
+    sim.run(2.0)
+    assert evicted(sim) == {"n3"}
 
 
 # -- a slowdown ----------------------------------------------------------------------------------------
 
 
-def slow_down(job: Job, rank: int, steps: int) -> None:
-    """Steps take four seconds from now on, and stacks show ``rank`` at work while the others wait."""
-    generation = job.core.world.generation
-    first = job.core.world.steps_here + 1
-    for step in range(first, first + steps):
-        if job.core.world.generation != generation:
-            return
-        stuck(job, rank)
-        job.train_to(step)
-        job.pass_time(4.0, tick=0.5)
-
-
 def test_a_slowdown_that_moves_with_the_rank_is_let_be() -> None:
-    slow = job(slow_samples=0)
-    train(slow, 200)
-    slow_down(slow, 1, 60)
-    assert slow.core.world.generation == 2
-    assert slow.core.world.placement.node_of(1) == "n4"
-    assert evicted(slow) == set()
-    slow.until(lambda: slow.stage == "Running", 60)
-    slow_down(slow, 1, 200)
-    assert slow.core.world.generation == 2
-    assert evicted(slow) == set()
-    assert any("it is the code, and goes on" in e.text for e in slow.events(ev.Noted))
+    """Stacks show it at work while the others wait."""
+    sim = job(slow_samples=0)
+    comes_to(sim, 60)
+    sim.training.slow[1] = 2.0
+    for node in ("n2", "n4"):
+        rank = sim.rank(1)
+        rank.shows = lambda _, at=node: doing(1, at, "wait@train.py", "main@train.py")
+        assert rank.node == node
+        if node == "n2":
+            starts_again(sim, 300.0)
+            gets_on(sim, 2)
+    sim.run_until(lambda: any("it is the code, and goes on" in e.text for e in sim.events(ev.Noted)), 900.0)
+    sim.run(60.0)
+    assert (sim.state.world.generation, evicted(sim)) == (2, set())
