@@ -243,10 +243,8 @@ class FakeCluster:
     def set_node(self, name: str, **changes: object) -> None:
         """Replace fields of a node."""
         self.check_nodes((name,))
-        new = msgspec.structs.replace(
-            self.nodes[name], reason_time=self.clock.time(), reason_user="root", **changes
-        )
-        self.nodes[name] = new
+        changes = {"reason_time": self.clock.time(), "reason_user": "root", **changes}
+        self.nodes[name] = msgspec.structs.replace(self.nodes[name], **changes)
 
     def resumed(self, name: str) -> None:
         """Return the state after a resume."""
