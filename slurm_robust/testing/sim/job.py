@@ -144,6 +144,8 @@ class Sim:
         """Slurm requeues the job for nothing in the world (``--no-requeue``)."""
         self.no_agent: dict[str, str] = {}
         """Nodes on which srun starts no agent, and the line with which it ends; "": it says nothing."""
+        self.takes_snapshots = True
+        """Ranks keep their state of each step in memory, as far as ``checkpoint.memory`` wants it."""
         self.refused: set[str] = set()
         """Nodes on which an agent could not begin, since storage refused: they look broken."""
         self.deaths: list[int] = []
@@ -502,7 +504,7 @@ class Sim:
         some = next(iter(ranks.values()))
         generation, checkpoint = some.generation, self.config.checkpoint
         ref = CheckpointId(step=step, generation=generation)
-        if checkpoint.memory and self.training.reports:
+        if checkpoint.memory and self.takes_snapshots and self.training.reports:
             for rank in ranks.values():
                 for part in (rank.rank, *((SHARED,) if self._shared else ())):
                     self.nodes[rank.node].keep(part, Tier.MEMORY, ref)
