@@ -1,13 +1,11 @@
-"""What the controller knows, as one record: of a job on paper, in every state that a person asks about."""
+"""What the controller knows, as one record: of a simulated job, in every state that a person asks about."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.journal import Journal
@@ -22,38 +20,53 @@ from slurm_robust.model.findings import Alert
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState, encode, read
+from slurm_robust.testing.sim.controller import SimController
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress
 from tests.builders.state import job_state
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine import stories
 from tests.waiting import wait_for
 
 
-class Watched:
-    """A job on paper, and who makes its moments."""
+def controller_of(sim: Sim) -> SimController:
+    assert sim.controller is not None
+    return sim.controller
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+
+class Watched:
+    """A simulated job, and who makes its moments."""
+
+    def __init__(self, sim: Sim) -> None:
+        self.sim = sim
         self.moments = LiveStatusMaker()
         self._known = 0
 
     def look(self) -> LiveStatus:
-        news, self._known = self.job.journal[self._known :], len(self.job.journal)
-        return self.moments.make(picture(self.job.core, self.job.now(), news, Storage()))
+        news, self._known = self.sim.journal[self._known :], len(self.sim.journal)
+        controller = controller_of(self.sim)
+        return self.moments.make(picture(controller.core, controller.now(), news, Storage()))
 
     def node(self, name: str) -> LiveNode:
         return next(each for each in self.look().nodes if each.node == name)
 
+    def is_decided(self) -> bool:
+        incident = self.sim.state.world.incident
+        return incident is not None and incident.decided is not None
+
+
+def watched(config: JobConfig | None = None) -> Watched:
+    """A job of two nodes and a standby that has just made step 5."""
+    found = Watched(stories.trained(2, 1, to=0, config=config))
+    for step in range(1, 6):
+        found.look()
+        found.sim.run_until(lambda step=step: found.sim.step >= step, within_s=30.0)
+    found.sim.run(1.6)  # its peers have their copies, and the controller has heard of them
+    return found
+
 
 @pytest.fixture
 def trained() -> Watched:
-    job = Job(memory=True)
-    job.until(lambda: job.stage == "Running")
-    watched = Watched(job)
-    for step in range(6):
-        job.train_to(step)
-        watched.look()
-        job.pass_time(2.0)
-    return watched
+    return watched()
 
 
 def test_a_training_shows_its_step_and_pace(trained: Watched) -> None:
@@ -70,26 +83,25 @@ def test_a_training_shows_its_step_and_pace(trained: Watched) -> None:
 
 
 def test_the_moment_of_a_job_is_empty_before_anything_is_known() -> None:
-    job = Job()
-    moment = Watched(job).look()
+    moment = Watched(Sim(2, 1)).look()
     assert (moment.step, moment.loss, moment.ettr, moment.incident) == (-1, None, None, None)
     assert moment.stage_s >= 0
 
 
-def test_a_node_that_is_silent_is_wrong(trained: Watched) -> None:
-    trained.job.cut.add("n2")
-    trained.job.pass_time(3.0)
-    trained.job.core.fleet.declare_dead("n2", "nothing answers", trained.job.mono)
-    assert trained.node("n2").state is NodeState.DEAD
-    assert trained.node("n2").why == "nothing answers"
-    assert trained.node("n2").is_wrong
-    assert not trained.node("n1").is_wrong
+def test_a_node_that_is_silent_is_wrong() -> None:
+    seen = watched(JobConfig(mode="observe"))
+    seen.sim.node_dies("n2")
+    seen.sim.run_until(lambda: bool(seen.sim.events(ev.Decided)), within_s=30.0)
+    assert seen.node("n2").state is NodeState.DEAD
+    assert seen.node("n2").why.startswith("n2 is dead: no beacon for ")
+    assert seen.node("n2").is_wrong
+    assert not seen.node("n1").is_wrong
 
 
 def test_an_incident_says_what_is_done_and_why(trained: Watched) -> None:
-    job = trained.job
-    job.power_cut("n2")
-    job.until(lambda: decided(job), 120)
+    sim = trained.sim
+    sim.node_dies("n2")
+    sim.run_until(trained.is_decided, within_s=60.0)
     moment = trained.look()
     assert moment.incident is not None
     assert (moment.opened, moment.closed) == (1, 0)
@@ -98,22 +110,21 @@ def test_an_incident_says_what_is_done_and_why(trained: Watched) -> None:
     assert moment.incident.reason
     assert moment.incident.suspects == ("n2",)
     assert [n.state for n in moment.nodes if n.node == "n2"] == [NodeState.EVICTED]
-    job.until(lambda: job.stage == "Running")
-    job.train_to(20)
-    job.pass_time(1.0)
+    sim.run_until(lambda: sim.state.world.incident is None, within_s=60.0)
     assert trained.look().incident is None
     assert trained.look().closed == 1
 
 
 def test_totals_count_what_the_journal_holds(trained: Watched) -> None:
-    job = trained.job
+    sim = trained.sim
     before = trained.look().totals
     assert before is not None
     assert (before.launches, before.evictions, sum(before.incidents.values())) == (1, 0, 0)
     assert before.classes == {}  # until the ledger was computed
-    job.power_cut("n2")
-    job.until(lambda: decided(job), 120)
-    trained.moments.on_ledger(summary_of(job.journal, job.now().wall), job.mono)
+    sim.node_dies("n2")
+    sim.run_until(trained.is_decided, within_s=60.0)
+    now = controller_of(sim).now()
+    trained.moments.on_ledger(summary_of(sim.journal, now.wall), now.mono)
     totals = trained.look().totals
     assert totals is not None
     assert (totals.incidents["node lost"], totals.evictions, totals.actions["evict"]) == (1, 1, 1)
@@ -123,30 +134,28 @@ def test_totals_count_what_the_journal_holds(trained: Watched) -> None:
     assert totals.classes["productive"] > 0
 
 
-def decided(job: Job) -> bool:
-    return job.core.world.incident is not None and job.core.world.incident.decided is not None
-
-
 def test_a_loss_that_is_no_number_is_told_and_can_be_written(trained: Watched) -> None:
-    job = trained.job
-    for node in ("n1", "n2"):
-        progress = tuple(structs.replace(p, loss=math.nan) for p in job.heartbeats[node].progress)
-        job.heartbeats[node] = structs.replace(job.heartbeats[node], progress=progress, seq=10**6)
-        job.core.fleet.hear(job.heartbeats[node], job.mono)
+    assert (trained.look().non_finite, trained.look().loss) == (False, 2.5)
+    trained.sim.spoil_rank(1)
+    trained.sim.run_until(lambda: trained.look().loss is None, within_s=10.0)
     moment = trained.look()
     assert moment.non_finite
-    assert moment.loss is None
     assert b"NaN" not in encode(moment)
 
 
 def test_standing_alerts_are_shown_newest_first(trained: Watched) -> None:
-    seen = [
-        Alert(check="gpu.ecc", subject=f"gpu{number}", text="\x1b[2Jbad", number=number, age_s=9.0 - number)
-        for number in range(6)
-    ]
-    over = structs.replace(seen[5], ended_s=1.0)
-    heartbeat = structs.replace(trained.job.heartbeats["n3"], seq=10**6, alerts=(*seen[:5], over))
-    trained.job.core.fleet.hear(heartbeat, trained.job.mono)
+    for number in range(6):
+        is_over = number == 5
+        alert = Alert(
+            check="gpu.ecc",
+            subject=f"gpu{number}",
+            text="\x1b[2Jbad",
+            number=number,
+            age_s=9.0 - number,
+            ended_s=1.0 if is_over else None,
+        )
+        trained.sim.alert("n3", alert)
+    trained.sim.run(1.0)
     found = trained.node("n3")
     assert found.alerts[0] == "gpu.ecc gpu4: bad"
     assert len(found.alerts) == 4
@@ -217,15 +226,16 @@ def test_a_large_job_is_looked_at_in_turns_and_is_a_small_file() -> None:
 
 
 class Written:
-    """A job on paper, and its moments in a real folder."""
+    """A simulated job, and its moments in a real folder."""
 
     def __init__(self, folder: Path, every_s: float = 0.001) -> None:
         self.directory = JobDirectory(folder)
-        self.job = Job()
+        self.sim = Sim(2, 1)
+        self.controller = controller_of(self.sim)
         folder.mkdir(exist_ok=True)
-        self.directory.spec.write_text(f'{{"run_id": "{self.job.core.state.run_id}"}}')
+        self.directory.spec.write_text(f'{{"run_id": "{self.sim.state.run_id}"}}')
         self.journal = Journal(self.directory.journal)
-        self.journal.append(*self.job.journal)
+        self.journal.append(*self.sim.journal)
         self.computed = 0
         self.file = LiveStatusFile(self.directory, self.journal, every_s, self.compute)
 
@@ -234,7 +244,7 @@ class Written:
         return summary_of(events, now)
 
     def step(self) -> None:
-        self.file.step(self.job.core, self.job.now())
+        self.file.step(self.controller.core, self.controller.now())
         assert self.file.settle(10)
 
     def write(self) -> LiveStatus:
@@ -246,7 +256,7 @@ class Written:
         return read(self.directory.live_status)
 
     def close(self, *, ours: bool = True) -> None:
-        self.file.close(self.job.core, self.job.now(), ours=ours)
+        self.file.close(self.controller.core, self.controller.now(), ours=ours)
         self.journal.close()
 
 
@@ -259,7 +269,7 @@ def written(tmp_path: Path) -> Iterator[Written]:
 
 def test_the_file_is_closed_to_others_and_has_the_ledger(written: Written) -> None:
     moment = written.write()
-    assert (moment.job_id, moment.final) == (7, False)
+    assert (moment.job_id, moment.final) == (1, False)
     assert moment.ettr is not None
     assert written.directory.live_status.stat().st_mode & 0o077 == 0
 

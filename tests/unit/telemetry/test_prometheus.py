@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the page of a controller core on paper, through a fault and a takeover."""
+"""A real Prometheus scrapes the page of a simulated job's controller, through a fault and a takeover."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ import yaml
 from slurm_robust.config.job import MetricsConfig
 from slurm_robust.controller.live_status import LiveStatusMaker, Storage, picture
 from slurm_robust.controller.metrics import About, MetricsServer
-from slurm_robust.engine.clock import Now
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.live_status import LiveStatus
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.stories import trained
 from tests.unit.telemetry.monitoring import MONITORING, expressions
 from tests.waiting import wait_for
 
@@ -36,19 +35,19 @@ ABOUT = About(folder="7", cluster="c1", user="alice", name="train")
 
 
 class Watched:
-    """A job on paper and its newest moment."""
+    """A simulated job and its newest moment."""
 
     def __init__(self) -> None:
-        self.job = Job(memory=True)
+        self.sim = trained(2, 1, to=0)
         self._live_status, self._known = LiveStatusMaker(), 0
-        self.job.until(lambda: self.job.stage == "Running")
         self.moment = self.look()
 
     def look(self) -> LiveStatus:
-        news, self._known = self.job.journal[self._known :], len(self.job.journal)
-        now: Now = self.job.now()
-        self._live_status.on_ledger(summary_of(self.job.journal, now.wall), now.mono)
-        self.moment = self._live_status.make(picture(self.job.core, now, news, Storage(), 0.01))
+        assert self.sim.controller is not None
+        core, now = self.sim.controller.core, self.sim.controller.now()
+        news, self._known = self.sim.journal[self._known :], len(self.sim.journal)
+        self._live_status.on_ledger(summary_of(self.sim.journal, now.wall), now.mono)
+        self.moment = self._live_status.make(picture(core, now, news, Storage(), 0.01))
         return self.moment
 
 
@@ -129,24 +128,20 @@ def test_prometheus_follows_a_job_through_a_fault_and_a_takeover(
         server.start()
         return server
 
-    job, first = watched.job, serve()
+    sim, first = watched.sim, serve()
     try:
         wait_for(lambda: prometheus.value('up{instance="job-c1-7"}') == 1)
-        job.train_to(5)
-        watched.look()
+        sim.run_until(lambda: watched.look().step == 5, within_s=30.0)
         wait_for(lambda: prometheus.value("srobust_job_step") == 5)
-        job.power_cut("n2")
-        job.until(lambda: job.core.world.incident is not None, 120)
+        sim.node_dies("n2")
+        sim.run_until(lambda: sim.state.world.incident is not None, within_s=30.0)
         watched.look()
         wait_for(lambda: prometheus.value("srobust_job_incident_open") == 1)
         assert prometheus.value('srobust_job_incidents_total{symptom="node lost"}') == 1
     finally:
         first.close()
     wait_for(lambda: prometheus.get("/api/v1/targets")["data"]["activeTargets"] == [])
-    job.until(lambda: job.stage == "Running")
-    job.train_to(20)
-    job.pass_time(1.0)
-    watched.look()
+    sim.run_until(lambda: watched.look().step == 20, within_s=90.0)
     with closing(serve()):
         wait_for(lambda: prometheus.value("srobust_job_step") == 20)
         assert prometheus.value("srobust_job_incident_open") == 0
