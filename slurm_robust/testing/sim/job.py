@@ -487,6 +487,11 @@ class Sim:
         self._end_run()
         self.env.timeline.after(self.cluster.completing_s + 1.5, self._start_now)
 
+    def resize(self, nodes: int) -> None:
+        """Have the next run get ``nodes`` nodes, all with ranks; only while the job is queued."""
+        self._slots, self._spares = nodes, 0
+        self.slurm.set_size(self.job_id, Size(least=nodes, most=nodes, tasks=nodes, cpus=nodes))
+
     def cancel(self, *, interactive: bool = False) -> None:
         """Cancel the job (scancel). ``interactive``: salloc started it, so Slurm signals only its steps."""
         self.cluster.finish(self.job_id, "CANCELLED")
