@@ -223,9 +223,12 @@ class SimController:
         for end in ends:
             self._post(partial(self._on_step_end, end))
 
-    def hear_refusal(self, node: str, text: str) -> None:
-        """Hear that the agent of ``node`` could not begin, and why; its srun ends."""
-        self._post(lambda: self.core.on_refusal(node, text))
+    def hear_refusal(self, node: str, text: str, code: ExitCode = ExitCode.JOB_DIR) -> None:
+        """Hear that the agent of ``node`` could not begin, and why; its srun ends.
+
+        ``code``: of the job, if too many agents are refused.
+        """
+        self._post(lambda: self.core.on_refusal(node, text, code))
         self.hear_step((node,), 78, (f"srun: error: {node}: task 0: Exited with exit code 78",), is_task=True)
 
     def _on_step_end(self, end: StepEnd) -> None:

@@ -146,6 +146,8 @@ class Sim:
         """Nodes on which srun starts no agent, and the line with which it ends; "": it says nothing."""
         self.takes_snapshots = True
         """Ranks keep their state of each step in memory, as far as ``checkpoint.memory`` wants it."""
+        self.refusals: dict[str, tuple[str, ExitCode]] = {}
+        """Nodes on which an agent cannot begin, why, and the job's exit code if too many cannot."""
         self.refused: set[str] = set()
         """Nodes on which an agent could not begin, since storage refused: they look broken."""
         self.deaths: list[int] = []
@@ -565,6 +567,8 @@ class Sim:
             return
         if name in self.no_agent and self.controller is not None:
             self.controller.hear_step((name,), 1, (self.no_agent[name],), is_task=True)
+        elif name in self.refusals and self.controller is not None:
+            self.controller.hear_refusal(name, *self.refusals[name])
         elif self.storage.hangs:  # which has the job's keys
             self.env.timeline.after(RESTART_S, partial(self._start_agent, plan, name))
         elif not self.storage.fails:
