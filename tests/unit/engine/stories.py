@@ -50,6 +50,14 @@ def orders(sim: Sim, kind: type[T]) -> dict[str, T]:
     return {node: message for node, message in sim.sent if isinstance(message, kind)}
 
 
+def comes_to(sim: Sim, step: int) -> None:
+    """All ranks have begun, and made that step or restored it."""
+    size = sim.state.world.placement.world_size
+    sim.run_until(lambda: sim.stage == "Running" and len(sim.ranks) == size, 120.0)
+    if sim.state.world.restored_step < step:
+        sim.run_until(lambda: sim.step >= step, 600.0)
+
+
 def gets_on(sim: Sim, generation: int) -> None:
     """Training makes ten steps in that generation, and nothing is wrong any more."""
     sim.run_until(lambda: sim.state.world.generation == generation and sim.stage == "Running", 120.0)
@@ -102,10 +110,10 @@ def all_wait(sim: Sim) -> None:
     sim.hang_rank(0, shows=lambda _: waiting(0, node))
 
 
-def starts_again(sim: Sim, within_s: float = 120.0) -> None:
-    """A next generation is launched."""
+def starts_again(sim: Sim, within_s: float = 300.0) -> None:
+    """A next generation is launched, or the job ends."""
     generation = sim.state.world.generation
-    sim.run_until(lambda: sim.state.world.generation > generation, within_s)
+    sim.run_until(lambda: sim.code is not None or sim.state.world.generation > generation, within_s)
 
 
 def node_tests(sim: Sim) -> list[qs.TestNodes]:

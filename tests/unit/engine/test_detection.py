@@ -257,9 +257,8 @@ def test_no_number_with_good_nodes_is_restarted_and_ends_when_it_comes_again() -
     sim = job()
     while sim.code is None:
         sim.run_until(lambda: sim.stage == "Running", 120.0)
-        generation = sim.state.world.generation
         sim.spoil_rank(0)
-        sim.run_until(lambda g=generation: sim.code is not None or sim.state.world.generation > g, 120.0)  # type: ignore[misc]
+        starts_again(sim)
     assert (sim.code, sim.state.world.generation, evicted(sim)) == (93, 3, set())
 
 

@@ -13,7 +13,16 @@ from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import doing, waiting
 from slurm_robust.wire.messages import TakeStacks
-from tests.unit.engine.stories import evicted, gets_on, opened, starts_again, stuck, trained, with_cpu
+from tests.unit.engine.stories import (
+    comes_to,
+    evicted,
+    gets_on,
+    opened,
+    starts_again,
+    stuck,
+    trained,
+    with_cpu,
+)
 from tests.unit.engine.test_detection import alert
 
 HANG_STEP = 30
@@ -26,20 +35,6 @@ def job(spares: int = 1, *, reports: bool = True, **detect: object) -> Sim:
     sim.training.reports = reports
     comes_to(sim, HANG_STEP)
     return sim
-
-
-def comes_to(sim: Sim, step: int) -> None:
-    """All ranks have begun, and made that step or restored it."""
-    size = sim.state.world.placement.world_size
-    sim.run_until(lambda: sim.stage == "Running" and len(sim.ranks) == size, 120.0)
-    if sim.state.world.restored_step < step:
-        sim.run_until(lambda: sim.step >= step, 300.0)
-
-
-def ends_generation(sim: Sim) -> None:
-    """A next generation is launched, or the job ends."""
-    generation = sim.state.world.generation
-    sim.run_until(lambda: sim.code is not None or sim.state.world.generation > generation, 300.0)
 
 
 def computes(sim: Sim, rank: int, line: str = "layer{}@model.py") -> None:
@@ -99,11 +94,11 @@ def test_a_job_that_shares_its_nodes_in_turns_and_trains_has_never_hung(step_s: 
     """Its steps are shorter or longer than its turns."""
     pace = SimulatedPace(step_s=step_s, turn_s=1.0, rest_s=0.2)
     sim = Sim(2, seed=1, steps=4000, pace=pace, config=JobConfig(timings=Timings(heartbeat_s=2.0)))
-    sim.run_until(lambda: sim.step >= 6, 2000.0)
-    for _ in range(max(10, 4 * step_s // awake_s)):
+    sim.run_until(lambda: sim.step >= 3, 1000.0)
+    for _ in range(max(10, 3 * step_s // awake_s)):
         sim.run(awake_s)
         sim.suspend(30.0)
-    assert sim.step >= 9
+    assert sim.step >= 5
     assert (opened(sim), looks(sim)) == ([], {})
     assert sim.controller is not None
     longest_s = sim.controller.core.monitor.pace.longest_s
@@ -132,7 +127,7 @@ def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault(re
         comes_to(sim, HANG_STEP)
         nodes.append(sim.rank(1).node)
         stuck(sim, 1)
-        ends_generation(sim)
+        starts_again(sim)
     assert sim.code == 93
     assert nodes == ["n2", "n2", "n4"], "in place, then on the standby, then the end"
     assert evicted(sim) == set()
@@ -145,7 +140,7 @@ def test_without_a_standby_two_nodes_exchange_their_slots() -> None:
     while sim.code is None:
         comes_to(sim, HANG_STEP)
         stuck(sim, 1)
-        ends_generation(sim)
+        starts_again(sim)
     assert sim.state.world.slots == ("n2", "n1", "n3")
     assert (sim.code, evicted(sim), sim.state.world.generation) == (93, set(), 3)
 
@@ -155,7 +150,7 @@ def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
     for step in (30, 40):
         comes_to(sim, step)
         stuck(sim, 1)  # n2
-        ends_generation(sim)
+        starts_again(sim)
     comes_to(sim, 50)
     assert sim.rank(0).node == "n2"
     stuck(sim, 0, "other@train.py")
@@ -176,7 +171,7 @@ def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
         pairs.append({slots[rank] for rank in pair})
         for rank in pair:
             stuck(sim, rank, *calls)
-        ends_generation(sim)
+        starts_again(sim)
     assert pairs == [{"n2", "n6"}, {"n2", "n6"}, {"n5", "n6"}]
     assert evicted(sim) == {"n6"}
     assert "n6 is what both have in common" in sim.events(ev.Decided)[-1].reason
@@ -192,7 +187,7 @@ def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
         comes_to(sim, step)
         for rank in pair:
             stuck(sim, rank, *calls)
-        ends_generation(sim)
+        starts_again(sim)
     assert [len(d.place.nodes) for d in sim.events(ev.Decided) if d.place] == [2, 2]
     assert evicted(sim) == set()
 
