@@ -511,7 +511,7 @@ class SimController:
                 text="computes wrong numbers" if self.nodes[name].is_broken else "",
             )
             for name in nodes
-            if self.nodes[name].agents
+            if self._reaches(name)
             for test in tests
         )
         suspects = tuple(name for name in nodes if self.nodes[name].is_broken)
