@@ -4,127 +4,145 @@ from __future__ import annotations
 
 from functools import partial
 
-from slurm_robust.config.job import JobConfig, SlurmConfig
-from slurm_robust.engine.core import Core
-from slurm_robust.engine.transitions import ToDeciding, ToGathering
-from slurm_robust.engine.units.giveback import _Return
+import pytest
+
+from slurm_robust.config.job import JobConfig, ParallelConfig, SlurmConfig
+from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.journal import fold
-from slurm_robust.model.stacks import Localisation
-from tests.builders.state import changed
-from tests.unit.engine.fake_job import Job
+from slurm_robust.model.stacks import RankStacks
+from slurm_robust.policy.quick_test import TESTS
+from slurm_robust.testing.sim.environment import Reply, Tell, never
+from slurm_robust.testing.sim.job import BEGUN, Sim
+from slurm_robust.testing.sim.training import doing
+from slurm_robust.wire.messages import TakeStacks
+from tests.builders.events import run_started
+from tests.unit.engine.stories import gets_on, requeues, starts, trained
 
-CONFIG = JobConfig(slurm=SlurmConfig(give_back=False))
-NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
-GROUP = ("n2", "n3", "n4")
-BEFORE = inc.StackLocation(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP)
+PIPELINE = {1: "n2", 5: "n6", 9: "n10"}
+"""Ranks of one pipeline, with their nodes."""
+
+GROUP = tuple(PIPELINE.values())
+BEFORE = (
+    inc.StackLocation(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP),
+    inc.StackLocation(symptom=inc.Symptom.SLOW, step=2, ranks=(3,), nodes=("n6",)),
+)
+"""Other ranks hung on these nodes before, and n6 is the most suspect."""
 
 
-def suspect(job: Job) -> Core:
-    """The generation has ended by a hang that stacks place on the group, not for the first time."""
-    core = job.core
-    found = Localisation(ranks=(1, 2, 3), outliers=(2,), group="pp 1-3", reason="pp 1-3 waits")
-    fault = inc.Fault(
-        symptom=inc.Symptom.HANG, detail="hang", localisation=found, generation=core.world.generation,
-        alive=NODES,
-    )  # fmt: skip
-    core.incidents.open(fault, job.now())
-    core.record(
-        ev.GenerationEnded(
-            t=job.wall, generation=core.world.generation, exits=(), sealed_step=-1, reason="hang"
-        )
+def receives(rank: int, node: str, _: TakeStacks) -> RankStacks:
+    return doing(rank, node, "recv@torch/distributed/distributed_c10d.py", "main@train.py")
+
+
+def suspects_group(reply: Reply | None = None) -> Sim:
+    """A pipeline hangs, and its nodes are tested, since there is one standby for three of them."""
+    history = (
+        run_started(t=BEGUN, slots=12, spares=1),
+        *(ev.Decided(t=BEGUN, incident=0, actions=(), reason="before", place=place) for place in BEFORE),
     )
-    core._state = changed(core.state, places=(BEFORE,))
-    core._stage = core._table(ToDeciding(fault=fault))
-    core._stage.enter(core, job.now())
-    job.tick()
-    return core
+    config = JobConfig(parallel=ParallelConfig(pp=3))
+    replies = {} if reply is None else {qs.TestNodes: reply}
+    sim = trained(12, 1, config=config, history=history, replies=replies)
+    for rank, node in PIPELINE.items():
+        assert sim.rank(rank).node == node
+        sim.hang_rank(rank, shows=partial(receives, rank, node))
+    sim.run_until(lambda: sim.stage == "Testing", within_s=60.0)
+    return sim
 
 
-def group(**quick: Outcome | None) -> Job:
-    job = Job(NODES, ("n7",))
-    job.train_to(3)
-    job.quick = dict(quick)
-    return job
+def node_tests(sim: Sim) -> list[qs.TestNodes]:
+    """The tests of nodes, but for those of standbys."""
+    return [asked for asked in sim.asked if isinstance(asked, qs.TestNodes) and not asked.standby]
+
+
+def one_passes_one_fails(asked: qs.TestNodes, tell: Tell) -> None:
+    """n6 passes, n2 fails, and all others give no answer."""
+    outcomes = {"n6": Outcome.PASS, "n2": Outcome.FAIL}
+    results = (
+        inc.TestResult(test=test, node=node, outcome=outcome)
+        for node, outcome in outcomes.items()
+        if node in asked.nodes
+        for test in TESTS
+    )
+    tell(inc.Diagnosis(results=tuple(results)))
 
 
 def test_one_standby_and_two_that_pass_replace_a_group_of_three() -> None:
-    job = group()
-    core = suspect(job)
-    job.until(lambda: core.world.generation == 2)
-    (test,) = job.tested
-    assert (test.nodes, test.quick, test.budget_s) == (("n3", "n2", "n4"), True, 60.0)
-    assert core.world.slots == ("n1", "n2", "n7", "n4", "n5", "n6")
-    assert list(core.state.evicted) == ["n3"]
-    (tested,) = job.events(ev.QuickTested)
-    assert (tested.incident, tested.passed, tested.failed, tested.silent) == (1, ("n3", "n2", "n4"), {}, {})
-    assert len(core.world.attempts) == 1
-    assert job.requeued == []
-    assert fold(job.journal).quick_tested == ("n3", "n2", "n4")
+    sim = suspects_group()
+    gets_on(sim, 2)
+    (test,) = node_tests(sim)
+    assert (test.nodes, test.quick, test.budget_s) == (("n6", "n2", "n10"), True, 60.0)
+    slots = [f"n{number + 1}" for number in range(12)]
+    slots[5] = "n13"
+    assert sim.state.world.slots == tuple(slots)
+    assert (list(sim.state.evicted), requeues(sim)) == (["n6"], [])
+    (found,) = sim.events(ev.QuickTested)
+    assert (found.incident, found.passed, found.failed, found.silent) == (1, ("n6", "n2", "n10"), {}, {})
+    assert len([decided for decided in sim.events(ev.Decided) if decided.incident == 1]) == 2
+    assert len(sim.state.world.attempts) == 1
+    assert fold(sim.journal).quick_tested == ("n6", "n2", "n10")
 
 
 def test_who_fails_or_is_silent_is_not_used() -> None:
-    job = group(n2=Outcome.FAIL, n4=None)
-    core = suspect(job)
-    job.until(lambda: bool(job.requeued))
-    assert set(job.requeued[0]) == set(GROUP)
-    (tested,) = job.events(ev.QuickTested)
-    assert (tested.passed, list(tested.failed), list(tested.silent)) == (("n3",), ["n2"], ["n4"])
-    assert any("n4 gave no answer" in text for text in job.said)
-    assert core.state.quick_tested == ("n3", "n2"), "silence says nothing of a node"
+    sim = suspects_group(one_passes_one_fails)
+    sim.run_until(lambda: bool(requeues(sim)), within_s=20.0)
+    assert set(requeues(sim)[0]) == set(GROUP)
+    (found,) = sim.events(ev.QuickTested)
+    assert (found.passed, list(found.failed), list(found.silent)) == (("n6",), ["n2"], ["n10"])
+    assert any("n10 gave no answer" in text for text in sim.said)
+    assert sim.state.quick_tested == ("n6", "n2"), "silence says nothing of a node"
 
 
 def test_a_test_without_an_answer_is_waited_for_within_a_bound() -> None:
-    job = group()
-    job.diagnosis = None
-    suspect(job)
-    job.until(lambda: bool(job.requeued), limit=90)
+    sim = suspects_group(never)
+    sim.run_until(lambda: bool(requeues(sim)), within_s=100.0)
+    (found,) = sim.events(ev.QuickTested)
+    assert (set(found.silent), 60.0 <= found.took_s <= 95.0) == (set(GROUP), True)
 
 
 def test_the_owner_ends_the_job_during_the_test() -> None:
-    job = group()
-    job.diagnosis = None
-    suspect(job)
-    assert job.stage == "Testing"
-    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
-    job.until(lambda: job.code is not None, limit=60)
+    sim = suspects_group(never)
+    sim.term()
+    assert (sim.run_to_end(within_s=60.0), sim.events(ev.QuickTested)) == (ExitCode.TERMINATED, [])
 
 
-def evicted_before(*, gone: bool) -> Job:
-    """n9 was evicted by suspicion; the job holds it still, with an agent or without one."""
-    job = Job(NODES, ("n9",))
-    history = (
-        *job.journal,
-        ev.NodeEvicted(t=job.wall, node="n9", reason="suspected", incident=0, unproven=True),
+# -- nodes that were evicted before ---------------------------------------------------------------------
+
+
+def evicted_before(*, give_back: bool) -> Sim:
+    """A job of three nodes; n4 was evicted by suspicion."""
+    sim = trained(
+        3, 1, config=JobConfig(slurm=SlurmConfig(give_back=give_back)), replies={qs.GiveBack: never}
     )
-    job = Job(NODES, (), CONFIG, history=history, first=ToGathering(start=True))
-    if not gone:
-        job.join("n9")
-    job.train_to(3)
-    return job
+    assert sim.controller is not None
+    sim.controller.core.evict("n4", "suspected", sim.controller.now(), unproven=True)
+    sim.run(10.0)
+    return sim
 
 
-def is_replaced(job: Job) -> bool:
-    return job.core.world.slots[1] == "n9" and job.stage == "Running"
-
-
-def test_a_node_that_was_evicted_by_suspicion_takes_the_slot_of_a_dead_one() -> None:
-    for gone in (True, False):
-        job = evicted_before(gone=gone)
-        started = len(job.started)
-        job.power_cut("n2")
-        job.until(partial(is_replaced, job), limit=120)
-        assert [test.nodes for test in job.tested] == [("n9",)]
-        assert job.started[started:] == ([("n9",)] if gone else [])
-        assert list(job.core.state.evicted) == ["n2"]
+@pytest.mark.parametrize("gone", [True, False], ids=["without agent", "with agent"])
+def test_a_node_that_was_evicted_by_suspicion_takes_the_slot_of_a_dead_one(gone: bool) -> None:
+    sim = evicted_before(give_back=False)
+    if gone:
+        sim.agent_dies("n4")
+        sim.run(2.0)
+    assert bool(sim.nodes["n4"].agents) is not gone
+    started = len(starts(sim))
+    sim.node_dies("n2")
+    gets_on(sim, 2)
+    assert sim.state.world.slots == ("n1", "n4", "n3")
+    assert [test.nodes for test in node_tests(sim)] == [("n4",)]
+    assert starts(sim)[started:] == ([("n4",)] if gone else [])
+    assert list(sim.state.evicted) == ["n2"]
 
 
 def test_a_node_on_its_way_back_to_slurm_is_not_used() -> None:
-    job = evicted_before(gone=False)
-    job.core.giving_back._returns["n9"] = _Return(ordered=job.mono)
-    job.power_cut("n2")
-    job.until(lambda: bool(job.requeued), limit=120)
-    (tested,) = job.events(ev.QuickTested)
-    assert list(tested.silent) == ["n9"]
+    sim = evicted_before(give_back=True)
+    assert [asked.node for asked in sim.asked if isinstance(asked, qs.GiveBack)] == ["n4"]
+    sim.node_dies("n2")
+    sim.run_until(lambda: bool(requeues(sim)), within_s=120.0)
+    (found,) = sim.events(ev.QuickTested)
+    assert list(found.silent) == ["n4"]
