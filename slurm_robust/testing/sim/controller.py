@@ -98,6 +98,7 @@ class SimController:
         self._agents: dict[str, SimAgent] = {}  # by node and by id
         self._beacons: dict[str, tuple[SimNode, float]] = {}  # by agent: its node, and the newest beacon
         self._gone_noted = False
+        self._starting = 0  # sruns and agents that are about to start
         self._hold = StorageHold(self._clocks)
         self.now = self._hold.now
         self._unwritten: list[ev.AnyEvent] = []  # storage did not take them, and they are not waited for
@@ -328,7 +329,8 @@ class SimController:
             if self.env.epochs[-1].epoch > self.epoch:
                 self.end(ExitCode.OTHER_CONTROLLER)
                 return
-            if not self._gone_noted and not any(node.agents for node in self.nodes.values() if node.is_up):
+            is_gone = not (self._starting or any(n.agents for n in self.nodes.values() if n.is_up))
+            if is_gone and not self._gone_noted:
                 self._gone_noted = True
                 self._post(lambda: self._do(self.core.on_agents_gone(self.now())))
         self.env.timeline.after(SLOW_TICK_S, self._slow_tick)
@@ -391,6 +393,9 @@ class SimController:
 
     def _answer(self, number: int, asked: qs.Question[Any], seconds: float) -> None:
         self.asks += 1
+        if isinstance(asked, qs.StartAgents):
+            self._gone_noted = False
+            self._starting += 1
 
         def answer() -> None:
             if isinstance(asked, qs.FindCheckpoint) and self.env.storage.hangs:
@@ -422,7 +427,7 @@ class SimController:
             self.env.network.send(self.host, agent.node.name, data, agent.receive)
 
     def _start_agents(self, asked: qs.StartAgents) -> dict[str, str]:
-        self._gone_noted = False
+        self._starting -= 1
         try:
             job = self.slurm.job(self.plan.job_id)
         except SlurmError as error:  # as srun says it
@@ -442,9 +447,14 @@ class SimController:
         for name in nodes:
             seconds = self.env.chance.uniform(*self.env.pace.agent_s)
             if seconds < ends_s:
-                self.env.timeline.after(seconds, partial(self._start_agent, self.plan, name))
+                self._starting += 1
+                self.env.timeline.after(seconds, partial(self._agent_starts, name))
         if ends_s < math.inf:
             self.env.timeline.after(ends_s, partial(self._abort_step, nodes, dead))
+
+    def _agent_starts(self, name: str) -> None:
+        self._starting -= 1
+        self._start_agent(self.plan, name)
 
     def _abort_step(self, nodes: tuple[str, ...], dead: list[str]) -> None:
         """End an srun on all of its nodes, as it cannot start a task on some."""

@@ -231,6 +231,7 @@ class SimAgent:
         self.node, self.id, self.is_alive = node, agent, True
         self.is_stopped = False
         """It stands still, as by SIGSTOP, while its node and its ranks go on."""
+        self._hears_at = 0.0  # when the newest message of the zygote comes
         self._unread: list[Callable[[], None]] = []  # what came while it stood still
         self._env = env = node.env
         self.state = AgentState(
@@ -319,8 +320,10 @@ class SimAgent:
             self._turn()
 
     def hear_launcher(self, message: LauncherMessage) -> None:
-        """Hear news of the zygote."""
-        self._after(REPORT_S, lambda: self.take(message))
+        """Hear news of the zygote, which come in order."""
+        self._hears_at = max(self._hears_at, self._env.now + self._env.chance.uniform(*REPORT_S))
+        wait_s = self._hears_at - self._env.now
+        self._after((wait_s, wait_s), lambda: self.take(message))
 
     def stop(self) -> None:
         """Stop the agent's process (SIGSTOP)."""

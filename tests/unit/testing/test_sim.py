@@ -32,7 +32,7 @@ def test_a_job_without_a_fault_ends_with_its_training() -> None:
     assert sim.run_to_end(600.0) == 0
     assert (sim.state.world.best_step, sim.state.world.generation, sim.runs) == (59, 1, 1)
     assert not sim.events(ev.IncidentOpened)
-    assert not any(node.agents or node.workers for node in sim.nodes.values())
+    assert not any(node.agents or node.workers or node.copies for node in sim.nodes.values())
 
 
 def test_the_same_seed_lives_the_same_life() -> None:
