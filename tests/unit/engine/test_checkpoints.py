@@ -1,7 +1,8 @@
-"""What is restored after which fault, driven through the core by scripted agents that keep copies."""
+"""What is restored after which fault, by a simulated job whose ranks keep snapshots."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,589 +11,564 @@ from msgspec import structs
 from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.engine import questions as qs
 from slurm_robust.engine.clock import Now
-from slurm_robust.engine.questions import Prune
-from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.engine.units.scheduler import StepPace
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
-from slurm_robust.policy.leaving import TERM_NEWS_S
-from slurm_robust.wire.messages import Flush, Pace, Phase, Progress
+from slurm_robust.testing.sim.environment import SimulatedPace, Tell, always, never
+from slurm_robust.testing.sim.job import Sim
+from slurm_robust.wire.messages import Flush, Launch, Pace, Progress, Save, Shutdown
 from tests.builders.events import run_started
-from tests.unit.engine.fake_job import Job, questions
+from tests.unit.engine import stories
+from tests.unit.engine.stories import PACE, begins, gets_on, opened, orders, requeues, restored
 
-FOUR = ("n1", "n2", "n3", "n4")
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")
+NO_MEMORY = JobConfig(checkpoint=CheckpointConfig(memory=False))
 
 
-def launched(job: Job) -> ev.GenerationLaunched:
-    found = job.events(ev.GenerationLaunched)[-1]
-    assert isinstance(found, ev.GenerationLaunched)
-    return found
+def trained(nodes: int = 2, spares: int = 0, **more: Any) -> Sim:
+    """A job that has made step 10, which peers have, too."""
+    sim = stories.trained(nodes, spares, **more)
+    sim.run(sim.env.pace.copy_s[1] + 0.1)
+    assert sim.step == 10
+    return sim
 
 
-def where(job: Job) -> tuple[int, dict[str, int]]:
-    """Step and tiers from which the newest generation began."""
-    return launched(job).restore_step, launched(job).tiers
+def stored(sim: Sim, *steps: int) -> Sim:
+    """These steps of generation 1 are on storage."""
+    ranks = range(sim.state.world.placement.world_size)
+    for step in steps:
+        sim.storage.write(CheckpointId(step=step, generation=1), ranks, len(ranks))
+    return sim
 
 
-def source(job: Job, node: str, rank: int) -> RestoreSource:
-    return next(s for s in job.orders[node].sources if s.rank == rank)
+def written(sim: Sim) -> list[tuple[int, int]]:
+    return [(event.generation, event.step) for event in sim.events(ev.StorageWritten)]
 
 
-def fail_to_restore(job: Job, rank: int = 1) -> None:
-    job.kill_rank(rank, signal=None, code=UNUSABLE_COPY, error=CORRUPT)
+def publishes(sim: Sim, step: int) -> None:
+    """All ranks have put that step on storage by themselves."""
+    for rank in sim.ranks.values():
+        rank.published = step
+    stored(sim, step)
 
 
-def drop(job: Job, node: str, rank: int, step: int) -> None:
-    """A copy is gone: its reader found it damaged, or it was refilled."""
-    left = tuple(c for c in job.heartbeats[node].copies if (c.rank, c.step) != (rank, step))
-    job.change(node, copies=left)
+def launched(sim: Sim) -> ev.GenerationLaunched:
+    return sim.events(ev.GenerationLaunched)[-1]
+
+
+def source(sim: Sim, node: str, rank: int) -> RestoreSource:
+    return next(s for s in orders(sim, Launch)[node].sources if s.rank == rank)
+
+
+def restores(sim: Sim, generation: int) -> None:
+    """The ranks of that generation live, and none of them has restored yet."""
+    sim.run_until(
+        lambda: sim.state.world.generation == generation and len(sim.ranks) == len(sim.state.world.slots),
+        within_s=120.0,
+    )
+    assert not any(rank.restored for rank in sim.ranks.values())
+
+
+def fails_to_restore(sim: Sim, generation: int, rank: int = 1) -> None:
+    restores(sim, generation)
+    sim.exit_rank(rank, UNUSABLE_COPY, CORRUPT)
+
+
+def banned(sim: Sim) -> list[CheckpointId]:
+    return [event.checkpoint for event in sim.events(ev.CheckpointBanned)]
+
+
+def unanswered(sim: Sim) -> list[Tell]:
+    """Storage does not say from now on what it has; the test may do that."""
+    waiting: list[Tell] = []
+    sim.answer(qs.FindCheckpoint, lambda asked, tell: waiting.append(tell))
+    return waiting
 
 
 def test_a_killed_rank_finds_all_in_memory_and_storage_is_not_touched() -> None:
-    job = Job(memory=True)
-    job.checkpoints[1] = 2
-    for step in range(8):
-        job.train_to(step)
-    job.kill_rank(1)
-    assert where(job) == (7, {"memory": 2})
-    assert job.orders["n2"].sources == (RestoreSource(rank=1, tier=Tier.MEMORY),)
-    assert job.orders["n2"].restore == CheckpointId(generation=1, step=7)
-    assert any("resumes from step 7, from memory (2 parts)" in text for text in job.said)
+    sim = stored(trained(), 5)
+    sim.kill_rank(1)
+    begins(sim, 2)
+    assert restored(sim) == (10, {"memory": 2})
+    assert orders(sim, Launch)["n2"].sources == (RestoreSource(rank=1, tier=Tier.MEMORY),)
+    assert orders(sim, Launch)["n2"].restore == CheckpointId(generation=1, step=10)
+    assert any("resumes from step 10, from memory (2 parts)" in text for text in sim.said)
+
+
+def begun(nodes: int = 2, **more: Any) -> Sim:
+    """A job whose first generation begins."""
+    sim = Sim(nodes, **{"seed": 1, "pace": PACE} | more)
+    begins(sim, 1)
+    return sim
 
 
 def test_launch_orders_carry_peers_layout_and_stride() -> None:
-    job = Job(slots=FOUR, spares=(), config=JobConfig(parallel=ParallelConfig(pp=2)))
-    peers = {n: (job.orders[n].peers[0].rank, job.orders[n].peers[0].node) for n in FOUR}
+    sim = begun(4, config=JobConfig(parallel=ParallelConfig(pp=2)))
+    launches = orders(sim, Launch)
+    peers = {node: (order.peers[0].rank, order.peers[0].node) for node, order in launches.items()}
     assert peers == {"n1": (0, "n4"), "n2": (1, "n3"), "n3": (2, "n2"), "n4": (3, "n1")}
-    assert {(p.address, p.port) for p in job.orders["n1"].peers} == {("10.0.0.4", 5000)}
-    assert job.orders["n1"].layout == launched(job).layout == "4x1:tp1-cp1-ep1-dp2-pp2"
-    assert job.orders["n1"].stride == 1
+    assert {(p.address, p.port) for p in launches["n1"].peers} == {("10.0.0.4", 5000)}
+    assert launches["n1"].layout == launched(sim).layout == "4x1:tp1-cp1-ep1-dp2-pp2"
+    assert launches["n1"].stride == 1
 
 
-def test_peers_are_behind_another_switch_if_slurm_shows_switches() -> None:
-    job = Job(slots=FOUR, spares=())
-    assert job.orders["n1"].peers[0].node == "n3"
-    job.reply(qs.FindSwitches, {"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
-    job.train_to(1)
-    job.kill_rank(0)
-    assert {job.orders[n].peers[0].node for n in ("n1", "n3")} == {"n2", "n4"}
-    job.reply(qs.FindSwitches, {"n1": "a", "n2": "b", "n3": "a"})  # told only in part: of no use
-    job.train_to(2)
-    job.kill_rank(0)
-    assert job.orders["n1"].peers[0].node == "n3"
+@pytest.mark.parametrize(
+    ("switches", "peers"),
+    [
+        ({}, {"n1", "n3"}),
+        ({"n1": "a", "n2": "b", "n3": "a", "n4": "b"}, {"n2", "n4"}),
+        ({"n1": "a", "n2": "b", "n3": "a"}, {"n1", "n3"}),
+    ],
+    ids=["not shown", "shown", "shown only in part"],
+)
+def test_peers_are_behind_another_switch_if_slurm_shows_switches(
+    switches: dict[str, str], peers: set[str]
+) -> None:
+    sim = begun(4, replies={qs.FindSwitches: always(switches)})
+    sim.kill_rank(0)
+    begins(sim, 2)
+    assert {orders(sim, Launch)[node].peers[0].node for node in ("n1", "n3")} == peers
 
 
 @pytest.mark.parametrize("checkpoint", [CheckpointConfig(memory=False), CheckpointConfig(peers=False)])
 def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig) -> None:
-    job = Job(config=JobConfig(checkpoint=checkpoint))
-    assert all(order.peers == () for order in job.orders.values())
+    sim = begun(config=JobConfig(checkpoint=checkpoint))
+    assert [order.peers for order in orders(sim, Launch).values()] == [(), ()]
 
 
 def test_while_the_journal_is_behind_nothing_is_decided() -> None:
-    job = Job(memory=True)
-    job.train_to(3)
-    job.core.hold(True)
-    job.kill_rank(0)
-    job.pass_time(600)
-    assert (job.stage, job.core.world.generation, job.core.world.incident) == ("Running", 1, None)
-    job.core.hold(False)
-    job.core.on_hold_over(600, job.now())
-    job.pass_time(1)
-    assert launched(job).generation == 2
-    assert where(job) == (3, {"memory": 2})
-    assert any("decided nothing for 600 s" in text for text in job.said)
+    sim = trained()
+    sim.storage_hangs()
+    sim.kill_rank(0)
+    sim.run(200.0)
+    assert (sim.state.world.generation, sim.events(ev.IncidentOpened)) == (1, [])
+    sim.storage_hangs(False)
+    begins(sim, 2)
+    assert restored(sim) == (10, {"memory": 2})
+    assert any("decided nothing for 200 s" in text for text in sim.said)
 
 
 def test_standing_still_with_the_storage_is_no_hang_but_standing_still_after_it_is() -> None:
-    job = Job()
-    job.ages = True
-    for step in range(20):
-        job.train_to(step)
-        job.pass_time(1)
-    job.core.hold(True)
-    clock, wall = job.mono, job.wall
-    job.pass_time(600)
-    job.mono = clock  # which the core did not see go on
-    job.core.hold(False)
-    job.core.on_hold_over(job.wall - wall, job.now())
-    job.pass_time(20)
-    assert (job.core.world.incident, job.stage) == (None, "Running")
-    job.until(lambda: job.core.world.incident is not None, limit=900)
+    sim = trained()
+    sim.storage_hangs()
+    sim.run(30.0)  # the journal takes no progress any more
+    sim.hang_rank(1)
+    sim.run(170.0)
+    sim.storage_hangs(False)
+    sim.run(20.0)
+    assert (opened(sim), sim.stage) == ([], "Running")
+    sim.run_until(lambda: bool(opened(sim)), within_s=900.0)
 
 
 def test_a_recovery_takes_as_long_as_people_wait_for_it() -> None:
-    job = Job()
-    job.train_to(3)
-    job.kill_rank(0)
-    assert job.core.world.generation == 2
-    job.core.on_hold_over(100.0, job.now())
-    job.train_to(4)
-    job.pass_time(1)
-    (closed,) = job.events(ev.IncidentClosed)
+    sim = trained()
+    sim.kill_rank(0)
+    restores(sim, 2)
+    sim.storage_hangs()
+    sim.exit_rank(0)
+    sim.run(100.0)
+    sim.storage_hangs(False)
+    gets_on(sim, 3)
+    (closed,) = sim.events(ev.IncidentClosed)
     assert closed.recover_s >= 100.0
 
 
 def test_a_lost_node_comes_back_from_its_peer() -> None:
-    job = Job(memory=True, shared=True)
-    for step in range(5):
-        job.train_to(step)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert launched(job).slots == ("n1", "n3")
-    assert where(job) == (4, {"memory": 1, "peer": 1})
-    assert source(job, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.0.0.1", port=5000)
-    assert source(job, "n3", SHARED) == RestoreSource(
-        rank=SHARED, tier=Tier.MEMORY, address="10.0.0.1", port=5000
-    )
-    assert source(job, "n1", SHARED) == RestoreSource(rank=SHARED, tier=Tier.MEMORY)
+    sim = trained(spares=1, shared=True)
+    sim.node_dies("n2")
+    begins(sim, 2)
+    assert launched(sim).slots == ("n1", "n3")
+    assert restored(sim) == (10, {"memory": 1, "peer": 1})
+    assert source(sim, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.0.0.1", port=5000)
+    shared = RestoreSource(rank=SHARED, tier=Tier.MEMORY)
+    assert source(sim, "n3", SHARED) == structs.replace(shared, address="10.0.0.1", port=5000)
+    assert source(sim, "n1", SHARED) == shared
 
 
 def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
-    job = Job(memory=True, shared=True)
-    for node in job.heartbeats:
-        job.change(node, data_address=f"10.20.0.{node[1:]}")
-    for step in range(3):
-        job.train_to(step)
-    job.kill_rank(0)
-    assert {p.address for n in ("n1", "n2") for p in job.orders[n].peers} == {"10.20.0.1", "10.20.0.2"}
-    job.train_to(4)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 3)
-    assert source(job, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.20.0.1", port=5000)
-    assert job.orders["n1"].master_addr == "10.0.0.1"
+    sim = Sim(2, 1, seed=1, pace=PACE, shared=True)
+    for number, node in enumerate(sim.nodes.values(), start=1):
+        node.data_address = f"10.20.0.{number}"
+    sim.run_until(lambda: sim.step >= 5, within_s=60.0)
+    peers = {peer.address for node in ("n1", "n2") for peer in orders(sim, Launch)[node].peers}
+    assert peers == {"10.20.0.1", "10.20.0.2"}
+    sim.node_dies("n2")
+    begins(sim, 2)
+    assert source(sim, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.20.0.1", port=5000)
+    assert orders(sim, Launch)["n1"].master_addr == "10.0.0.1"
 
 
 def test_when_both_copies_are_lost_storage_has_it() -> None:
-    job = Job(slots=("n1", "n2", "n4"), spares=("n3", "n5"), memory=True)
-    for step in range(5):
-        job.train_to(step)
-    job.storage = {CheckpointId(step=2, generation=1)}
-    peer = job.orders["n2"].peers[0].node
-    job.power_cut("n2")
-    job.power_cut(peer)
-    job.until(lambda: job.core.world.generation == 2)
-    assert where(job) == (2, {"storage": 3})
-    assert all(
-        {s.tier for s in order.sources} == {Tier.STORAGE}
-        for order in job.orders.values()
-        if order.generation == 2
-    )
+    sim = stored(trained(3, 2), 5)
+    peer = orders(sim, Launch)["n2"].peers[0].node
+    for node in ("n2", peer):
+        sim.node_dies(node)
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=400.0)
+    assert restored(sim) == (5, {"storage": 3})
+    sources = {node: {s.tier for s in orders(sim, Launch)[node].sources} for node in launched(sim).slots}
+    assert sources == {node: {Tier.STORAGE} for node in ("n1", "n4", "n5")}
 
 
 def test_a_whole_pipeline_group_can_go() -> None:
-    config = JobConfig(parallel=ParallelConfig(pp=2))
-    job = Job(slots=FOUR, spares=("n5", "n6"), memory=True, config=config)
-    for step in range(5):
-        job.train_to(step)
+    sim = trained(4, 2, config=JobConfig(parallel=ParallelConfig(pp=2)))
     for node in ("n2", "n4"):  # ranks 1 and 3: dp changes before pp
-        job.power_cut(node)
-    job.until(lambda: job.core.world.generation == 2)
-    assert where(job) == (4, {"memory": 2, "peer": 2})
+        sim.node_dies(node)
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=400.0)
+    assert restored(sim) == (10, {"memory": 2, "peer": 2})
 
 
 def test_a_torn_copy_of_one_rank_means_the_step_before_for_all() -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    drop(job, "n2", 1, 4)
-    drop(job, "n1", 1, 4)
-    job.kill_rank(1)
-    assert where(job) == (3, {"memory": 2})
-    assert job.core.world.sealed == {1: 3}
+    sim = trained()
+    for node in ("n1", "n2"):
+        sim.nodes[node].lose(1, 10)
+    sim.kill_rank(1)
+    begins(sim, 2)
+    assert restored(sim) == (9, {"memory": 2})
+    assert sim.state.world.sealed == {1: 9}
 
 
 def test_what_a_zombie_beyond_a_cut_network_goes_on_to_do_never_counts() -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    zombie = job.heartbeats["n2"]
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert where(job)[0] == 4
-    # It heals, having gone further in generation 1, and has all parts of that step, from wherever.
-    job.dead.clear()
-    job.heartbeats["n2"] = zombie
-    new = tuple(Copy(rank=r, generation=1, step=9, tier=Tier.MEMORY) for r in (0, 1))
-    job.change("n2", copies=(*zombie.copies, *new))
-    job.train_to(5)
-    job.kill_rank(0)
-    assert launched(job).restore == CheckpointId(generation=2, step=5)
+    sim = trained(spares=1)
+    sim.partition("n2")
+    begins(sim, 2)
+    assert restored(sim)[0] == 10
+    # It went further in generation 1, and has all parts of that step, from wherever.
+    for rank in (0, 1):
+        sim.nodes["n2"].keep(rank, Tier.MEMORY, CheckpointId(step=20, generation=1))
+    sim.heal("n2")
+    sim.run_until(lambda: sim.step >= 15, within_s=60.0)
+    assert sim.state.world.generation == 2
+    sim.kill_rank(0)
+    begins(sim, 3)
+    assert launched(sim).restore == CheckpointId(generation=2, step=15)
 
 
 def test_copies_of_a_lost_node_do_not_count_for_the_seal() -> None:
     """The peer had one step less than the node that is silent now."""
-    job = Job(memory=True)
-    for step in range(4):
-        job.train_to(step)
-    job.snapshot(4, peers=False)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    assert where(job) == (3, {"memory": 1, "peer": 1})
+    sim = stories.trained(2, 1)
+    sim.node_dies("n2")
+    begins(sim, 2)
+    assert restored(sim) == (9, {"memory": 1, "peer": 1})
 
 
-def train_three() -> Job:
-    config = JobConfig(timings=Timings(checkpoint_s=15))
-    job = Job(slots=("n1", "n2", "n4"), spares=(), memory=True, shared=True, config=config)
-    for step in range(5):
-        job.train_to(step)
-    return job
+def loses_one_of_three(*, writes: bool) -> Sim:
+    """The next run of a job without standbys, one of whose nodes has died."""
+    sim = trained(3, shared=True, config=JobConfig(timings=Timings(checkpoint_s=15)))
+    for node in sim.nodes.values():
+        node.writes = writes
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.runs == 2, within_s=200.0)
+    return sim
 
 
-def requeue_without_one_of_three(job: Job) -> tuple[ev.AnyEvent, ...]:
-    """The history with which the next run begins, in which n5 has the slot of n2."""
-    job.power_cut("n2")
-    job.until(lambda: bool(job.requeued))
-    job.act(job.core.on_leave("TERM", job.now()))
-    job.pass_time(20)
-    taken = ev.AllocationTaken(
-        t=1.0, restart_count=1, nodes=("n1", "n4", "n5"), slots=("n1", "n5", "n4"), spares=()
-    )
-    return (*job.journal, taken)
+def copies_kept(sim: Sim) -> dict[str, bool]:
+    kept = {node: order.keep_copies for node, order in orders(sim, Shutdown).items()}
+    return {node: kept[node] for node in ("n1", "n3")}
 
 
 def test_a_requeue_writes_to_storage_first_and_leaves_no_copies_behind() -> None:
-    job = train_three()
-    history = requeue_without_one_of_three(job)
-    assert {node: order.ranks for node, order in job.saves.items()} == {"n1": (0,), "n4": (1, 2)}
-    assert job.kept == {"n1": False, "n4": False}
-    assert "gen-0001/step-00000004 was only in memory; it is on storage now (0.0 s)" in job.said
-    later = Job(history=history, first=ToGathering(start=True), storage=job.storage)
-    assert where(later) == (4, {"storage": 3})
-    assert "generation 2 resumes from step 4, from storage (3 parts)" in later.said
+    sim = loses_one_of_three(writes=True)
+    assert {node: order.ranks for node, order in orders(sim, Save).items()} == {"n1": (0,), "n3": (1, 2)}
+    assert copies_kept(sim) == {"n1": False, "n3": False}
+    assert not any(node.copies for node in sim.nodes.values())
+    assert any("gen-0001/step-00000010 was only in memory; it is on storage now" in t for t in sim.said)
+    begins(sim, 2)
+    assert restored(sim) == (10, {"storage": 3})
+    assert "generation 2 resumes from step 10, from storage (3 parts)" in sim.said
 
 
 def test_a_requeue_that_storage_does_not_take_goes_on_from_memory() -> None:
-    job = train_three()
-    job.writes = False
-    left = {n: job.heartbeats[n].copies for n in ("n1", "n4")}
-    history = requeue_without_one_of_three(job)
-    assert job.kept == {"n1": True, "n4": True}
-    assert any("lost unless the next run gets the same nodes: n[1,4] did not write" in t for t in job.said)
-    later = Job(history=history, first=ToGathering(start=True), copies=left)
-    assert where(later) == (4, {"memory": 2, "peer": 1})
-    assert source(later, "n5", SHARED).address
+    sim = loses_one_of_three(writes=False)
+    assert copies_kept(sim) == {"n1": True, "n3": True}
+    assert any("lost unless the next run gets the same nodes: n[1,3] did not write" in t for t in sim.said)
+    begins(sim, 2)
+    assert set(sim.state.world.slots) == {"n1", "n3", "n4"}
+    assert restored(sim) == (10, {"memory": 2, "peer": 1})
+    assert source(sim, "n4", SHARED).address
 
 
 def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    left = {n: b.copies for n, b in job.heartbeats.items()}
-    history = (
-        *job.journal,
-        ev.GenerationEnded(t=1.0, generation=1, reason="the run of the Slurm job ended", pending=True),
-        ev.AllocationTaken(t=1.0, restart_count=1, nodes=FOUR, slots=("n1", "n2"), spares=("n3",)),
-    )
-    later = Job(history=history, first=ToGathering(start=True), copies=left, hears_storage=False)
-    assert later.core.world.generation == 1  # storage has not answered yet
-    later.tell_storage()
-    assert where(later) == (4, {"memory": 2})
-    (sealed,) = later.events(ev.GenerationSealed)
-    assert (sealed.generation, sealed.sealed_step) == (1, 4)
-    assert fold(later.journal) == later.core.state
-    assert later.core.world.unsealed == ()
+    sim = trained()
+    waiting = unanswered(sim)
+    sim.run_dies()
+    sim.run_until(lambda: sim.runs == 2 and sim.stage == "Gathering" and bool(waiting), within_s=60.0)
+    sim.run(5.0)
+    assert sim.state.world.generation == 1
+    waiting[-1](sim.storage.listed())
+    begins(sim, 2)
+    assert restored(sim) == (10, {"memory": 2})
+    (sealed,) = sim.events(ev.GenerationSealed)
+    assert (sealed.generation, sealed.sealed_step) == (1, 10)
+    assert (fold(sim.journal), sim.state.world.unsealed) == (sim.state, ())
 
 
 @pytest.mark.parametrize("storage", [True, False])
 def test_all_agents_lost_at_once_loses_no_step(storage: bool) -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    job.copies = {n: b.copies for n, b in job.heartbeats.items()}
-    job.hears_storage = storage
+    sim = trained(spares=1)
+    if not storage:
+        sim.answer(qs.FindCheckpoint, never)
     for node in ("n1", "n2", "n3"):
-        job.heartbeats.pop(node)
-    job.until(lambda: job.core.world.generation == 2, limit=120)
-    assert where(job) == (4, {"memory": 2})
-    assert job.core.world.unsealed == (() if storage else (1,))
+        sim.agent_dies(node, told=False)
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=120.0)
+    assert restored(sim) == (10, {"memory": 2})
+    assert sim.state.world.unsealed == (() if storage else (1,))
 
 
 UNTESTED = JobConfig(detect=DetectConfig(diagnose=False))
 SYNTAX = WorkerError(type="SyntaxError", message="invalid syntax", file="train.py", line=7)
 
 
-def trained(to: int = 4, **changes: Any) -> Job:
-    job = Job(memory=True, config=UNTESTED, **changes)
-    for step in range(to + 1):
-        job.train_to(step)
-    return job
+def fails_at_once(sim: Sim, generations: Collection[int], signal: int = 11) -> None:
+    """In each of these generations rank 1 ends when all have restored."""
+    for generation in generations:
+        begins(sim, generation)
+        sim.kill_rank(1, signal)
 
 
-def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one() -> None:
-    job = trained()
-    job.kill_rank(1)
-    assert where(job)[0] == 4
-    job.kill_rank(1, signal=11)
-    assert where(job)[0] == 4
-    job.kill_rank(1, signal=11)
-    (banned,) = job.events(ev.CheckpointBanned)
-    assert banned.checkpoint == CheckpointId(generation=1, step=4)
-    assert where(job)[0] == 3
-    (line,) = [line for line in job.said if "to take it again" in line]
+def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one_in_all_runs() -> None:
+    sim = trained(config=UNTESTED)
+    sim.kill_rank(1)
+    fails_at_once(sim, (2, 3))
+    begins(sim, 4)
+    assert [event.restore_step for event in sim.events(ev.GenerationLaunched)] == [-1, 10, 10, 9]
+    assert banned(sim) == [CheckpointId(generation=1, step=10)]
+    (line,) = [line for line in sim.said if "to take it again" in line]
     assert line == (
-        "step 4 of generation 1 is passed over in this job: training failed with it twice before a new "
-        "step was done; to take it again, submit a new job with: srobust run --from 7 --step 4"
+        "step 10 of generation 1 is passed over in this job: training failed with it twice before a new step "
+        f"was done; to take it again, submit a new job with: srobust run --from {sim.job_id} --step 10"
     )
-    assert fold(job.journal).world.banned == job.core.world.banned != {}
+    sim.run_dies()
+    begins(sim, 5)
+    assert (sim.runs, restored(sim)[0]) == (2, 9)
+    assert fold(sim.journal).world.banned == sim.state.world.banned != {}
+
+
+def test_a_ban_does_not_hold_in_the_next_job() -> None:
+    ref = CheckpointId(generation=1, step=4)
+    goes_on = ev.Continued(t=3.0, from_job=7, from_folder="/x", generation=2, sealed={1: 4}, banned=(ref,))
+    assert fold((run_started(t=2.5, job_id=8, slots=2, spares=0), goes_on)).world.banned == {}
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_later_step_on_storage_that_no_restore_takes_keeps_none_from_being_saved(is_lost: bool) -> None:
     """It is passed over, or storage has lost it; training was restored from an earlier one."""
-    job = trained(spares=())
-    job.checkpoints[1] = 4
-    job.kill_rank(1)
+    sim = trained(config=UNTESTED)
+    publishes(sim, 10)
+    sim.run(1.1)
+    sim.kill_rank(1)
     if is_lost:
-        job.checkpoints.clear()
-        for node in job.core.world.slots:
-            job.change(node, copies=tuple(c for c in job.heartbeats[node].copies if c.step < 4))
-        job.kill_rank(1)
+        begins(sim, 2)
+        sim.storage.parts.clear()
+        for node in sim.nodes.values():
+            for rank in (0, 1):
+                node.lose(rank, 10)
+        sim.kill_rank(1)
     else:
-        for _ in range(2):
-            job.kill_rank(1, signal=11)
-    assert where(job)[0] == 3
-    job.snapshot(3)
-    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
-    job.until(lambda: job.code is not None)
-    assert not [text for text in job.said if "lost" in text]
-    assert [(e.generation, e.step) for e in job.events(ev.StorageWritten)][-1:] == [
-        (job.core.world.generation, 3)
-    ]
+        fails_at_once(sim, (2, 3))
+    newest = 3 if is_lost else 4
+    begins(sim, newest)
+    assert (written(sim), restored(sim)[0]) == ([(1, 10)], 9)
+    sim.run_until(lambda: sim.step == 10, within_s=30.0)
+    sim.term()
+    sim.run_to_end(within_s=120.0)
+    assert not [text for text in sim.said if "lost" in text]
+    assert written(sim) == [(1, 10), (newest, 10)]
 
 
 @pytest.mark.parametrize("signal", [9, 15, 10])
 def test_signals_from_outside_do_not_speak_against_the_checkpoint(signal: int) -> None:
-    job = trained()
-    for _ in range(3):
-        job.kill_rank(1, signal=signal)
-        job.pass_time(TERM_NEWS_S)  # Slurm may have ended it, and its agent is about to say so
-        assert where(job)[0] == 4
-    assert job.events(ev.CheckpointBanned) == []
+    sim = trained(config=UNTESTED)
+    sim.kill_rank(1, signal)
+    fails_at_once(sim, (2, 3), signal)
+    assert sim.run_to_end(within_s=120.0) == ExitCode.DO_NOT_REQUEUE
+    assert [event.restore_step for event in sim.events(ev.GenerationLaunched)] == [-1, 10, 10]
+    assert banned(sim) == []
 
 
 @pytest.mark.parametrize(
-    "exit",
-    [{"signal": None, "code": 1, "error": SYNTAX}, {"signal": None, "code": 1}, {"signal": 11}],
+    ("code", "number", "error"),
+    [(1, None, SYNTAX), (1, None, None), (None, 11, None)],
+    ids=["with an exception", "by itself", "by a signal"],
 )
-def test_what_fails_before_the_state_is_restored_bans_nothing(exit: dict[str, object]) -> None:
-    job = trained()
-    job.restores = False  # from now on
-    job.kill_rank(1)
-    for _ in range(3):
-        if job.stage == "Running":  # else the bounds have ended it
-            assert where(job)[0] == 4
-            job.kill_rank(1, **exit)
-    assert job.events(ev.CheckpointBanned) == []
+def test_what_fails_before_the_state_is_restored_bans_nothing(
+    code: int | None, number: int | None, error: WorkerError | None
+) -> None:
+    sim = trained(config=UNTESTED)
+    sim.kill_rank(1)
+    for generation in (2, 3):
+        restores(sim, generation)
+        assert restored(sim)[0] == 10
+        sim.nodes["n2"].end_worker(sim.rank(1), code=code, number=number, error=error)
+    sim.run(10.0)
+    assert banned(sim) == []
 
 
 def test_one_rank_that_has_not_restored_is_enough() -> None:
-    job = trained()
-    job.kill_rank(1)
-    for _ in range(2):
-        progress = tuple(structs.replace(p, restored=False) for p in job.heartbeats["n1"].progress)
-        job.tell("n1", progress=progress)
-        job.kill_rank(1, signal=11)
-    assert job.events(ev.CheckpointBanned) == []
+    sim = trained(config=UNTESTED, pace=structs.replace(PACE, restore_s=(1.0, 30.0), term_s=(0.05, 0.2)))
+    sim.kill_rank(1)
+    for generation in (2, 3):
+        restores(sim, generation)
+        sim.run_until(lambda: any(rank.restored for rank in sim.ranks.values()), within_s=40.0)
+        (first,) = (number for number, rank in sim.ranks.items() if rank.restored)
+        sim.kill_rank(first, 11)
+    begins(sim, 4)
+    assert (banned(sim), restored(sim)[0]) == ([], 10)
 
 
 def test_an_exception_at_a_place_in_the_code_bans_nothing() -> None:
-    job = trained()
-    job.kill_rank(1)
-    for _ in range(2):
-        job.kill_rank(1, signal=None, code=1, error=SYNTAX)
-    job.pass_time(5)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.events(ev.CheckpointBanned) == []
-
-
-def test_a_ban_holds_over_a_requeue_and_not_in_the_next_job() -> None:
-    ban = ev.CheckpointBanned(t=1.0, checkpoint=CheckpointId(generation=1, step=4), reason="NaN")
-    job = trained()
-    job.kill_rank(1)
-    requeued = fold(
-        (
-            *job.journal,
-            ban,
-            ev.AllocationTaken(t=2.0, restart_count=1, nodes=("n1",), slots=("n1",), spares=()),
-        )
-    )
-    assert requeued.world.banned == {ban.checkpoint: "NaN"}
-    goes_on = ev.Continued(
-        t=3.0, from_job=7, from_folder="/x", generation=2, sealed={1: 4}, banned=(ban.checkpoint,)
-    )
-    assert fold((run_started(t=2.5, job_id=8, slots=2, spares=0), goes_on)).world.banned == {}
+    sim = trained(config=UNTESTED)
+    sim.kill_rank(1)
+    for generation in (2, 3):
+        begins(sim, generation)
+        sim.exit_rank(1, error=SYNTAX)
+    assert sim.run_to_end(within_s=120.0) == ExitCode.DO_NOT_REQUEUE
+    assert banned(sim) == []
 
 
 def test_the_last_one_that_is_left_is_never_banned_and_the_bounds_end_it() -> None:
-    job = Job(spares=(), config=UNTESTED)
-    job.train_to(5)
-    job.storage = {CheckpointId(step=4, generation=1)}
-    for generation in (2, 3):
-        job.kill_rank(1, signal=11)
-        assert job.core.world.generation == generation
-        assert where(job) == (4, {"storage": 2})
-    job.kill_rank(1, signal=11)
-    job.pass_time(20)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.events(ev.CheckpointBanned) == []
+    sim = stored(trained(config=structs.replace(UNTESTED, checkpoint=NO_MEMORY.checkpoint)), 5)
+    sim.kill_rank(1, 11)
+    fails_at_once(sim, (2, 3))
+    assert sim.run_to_end(within_s=120.0) == ExitCode.DO_NOT_REQUEUE
+    assert [event.restore_step for event in sim.events(ev.GenerationLaunched)] == [-1, 5, 5]
+    assert banned(sim) == []
 
 
 def test_a_step_done_anew_clears_the_checkpoint() -> None:
-    job = Job(memory=True)
-    job.train_to(3)
-    job.train_to(4)
-    job.kill_rank(1)
-    job.train_to(5)
-    job.kill_rank(1)
-    assert job.events(ev.CheckpointBanned) == []
-    assert where(job)[0] == 5
+    sim = trained(config=UNTESTED)
+    sim.kill_rank(1)
+    fails_at_once(sim, (2,))
+    begins(sim, 3)
+    sim.run_until(lambda: sim.step == 11, within_s=30.0)
+    sim.kill_rank(1, 11)
+    begins(sim, 4)
+    assert (banned(sim), restored(sim)[0]) == ([], 11)
 
 
-def test_a_lost_node_does_not_speak_against_the_checkpoint() -> None:
-    job = Job(memory=True)
-    job.train_to(3)
-    job.train_to(4)
-    job.kill_rank(1)
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 3)
-    assert job.events(ev.CheckpointBanned) == []
-    assert where(job)[0] == 4
+def test_lost_nodes_do_not_speak_against_the_checkpoint() -> None:
+    sim = trained(spares=2)
+    sim.kill_rank(1)
+    for generation, node in ((2, "n2"), (3, "n3")):
+        begins(sim, generation)
+        assert sim.state.world.placement.node_of(1) == node
+        sim.node_dies(node)
+    begins(sim, 4)
+    assert (banned(sim), restored(sim)[0]) == ([], 10)
 
 
 def test_a_damaged_copy_is_gone_and_the_peer_has_the_same_step() -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    job.kill_rank(1)
-    drop(job, "n2", 1, 4)
-    fail_to_restore(job)
-    assert job.core.world.generation == 3
-    assert where(job) == (4, {"memory": 1, "peer": 1})
-    assert source(job, "n2", 1).address == "10.0.0.1"
-    decided = job.events(ev.Decided)[-1]
-    assert decided.reason.startswith("restore failed: rank 1 on n2: CorruptPart: own-00001.0 is damaged")
-    assert job.events(ev.CheckpointBanned) == []
+    sim = trained()
+    sim.kill_rank(1)
+    restores(sim, 2)
+    sim.nodes["n2"].lose(1, 10)
+    fails_to_restore(sim, 2)
+    begins(sim, 3)
+    assert restored(sim) == (10, {"memory": 1, "peer": 1})
+    assert source(sim, "n2", 1).address == "10.0.0.1"
+    reason = sim.events(ev.Decided)[-1].reason
+    assert reason.startswith("restore failed: rank 1 on n2: CorruptPart: own-00001.0 is damaged")
+    assert banned(sim) == []
 
 
 def test_a_step_that_cannot_be_restored_twice_is_left_for_an_older_one() -> None:
     """A fetch that fails though the copy is still told of, say for a broken link between two nodes."""
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    job.kill_rank(1)
-    fail_to_restore(job)
-    assert where(job)[0] == 4
-    fail_to_restore(job)
-    assert where(job)[0] == 3
-    job.train_to(5)
-    assert job.core.world.incident is None
+    sim = trained()
+    sim.kill_rank(1)
+    fails_to_restore(sim, 2)
+    fails_to_restore(sim, 3)
+    gets_on(sim, 4)
+    assert [event.restore_step for event in sim.events(ev.GenerationLaunched)] == [-1, 10, 10, 9]
 
 
 def test_a_damaged_checkpoint_on_storage_is_passed_over_at_once() -> None:
-    job = Job(spares=())
-    job.train_to(5)
-    job.storage = {CheckpointId(step=4, generation=1), CheckpointId(step=2, generation=1)}
-    job.kill_rank(1)
-    fail_to_restore(job)
-    assert where(job) == (2, {"storage": 2})
+    sim = stored(trained(config=NO_MEMORY), 5, 8)
+    sim.kill_rank(1)
+    fails_to_restore(sim, 2)
+    begins(sim, 3)
+    assert [event.restore_step for event in sim.events(ev.GenerationLaunched)] == [-1, 8, 5]
 
 
 def test_copies_of_another_parallel_layout_do_not_count() -> None:
-    job = Job(memory=True)
-    job.train_to(3)
-    left = {n: b.copies for n, b in job.heartbeats.items()}
-    ended = ev.GenerationEnded(t=1.0, generation=1, reason="x", sealed_step=3)
-    later = Job(
-        history=(*job.journal, ended), first=ToGathering(start=True), copies=left,
-        config=JobConfig(parallel=ParallelConfig(tp=2)),
-    )  # fmt: skip
-    later.until(lambda: later.code is not None)
-    assert later.code == ExitCode.CONFIG, "it does not begin at step 0 either"
-    assert any("is in the memory of these nodes, but it was taken with tp 1" in text for text in later.said)
+    sim = trained()
+    sim.config = JobConfig(parallel=ParallelConfig(tp=2))  # of the next run
+    sim.run_dies()
+    assert sim.run_to_end(within_s=200.0) == ExitCode.CONFIG, "it does not begin at step 0 either"
+    assert any("is in the memory of these nodes, but it was taken with tp 1" in text for text in sim.said)
 
 
 def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    job.hears_storage = False
-    job.kill_rank(1)
-    assert job.stage == "Stopping"
-    job.until(lambda: job.core.world.generation == 2, limit=30)
-    assert where(job) == (4, {"memory": 2})
-    assert job.core.world.unsealed == (1,)  # what lies on storage is found out later
-    job.hears_storage = True
-    job.storage = {CheckpointId(step=2, generation=1)}
-    job.train_to(5)
-    job.kill_rank(1)
-    assert job.core.world.unsealed == ()
-    assert where(job) == (5, {"memory": 2})
+    sim = trained()
+    sim.answer(qs.FindCheckpoint, never)
+    sim.kill_rank(1)
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=30.0)
+    assert restored(sim) == (10, {"memory": 2})
+    assert sim.state.world.unsealed == (1,)  # what lies on storage is found out later
+    stored(sim, 5).answer(qs.FindCheckpoint, None)
+    sim.run_until(lambda: sim.step >= 12, within_s=30.0)
+    sim.kill_rank(1)
+    begins(sim, 3)
+    assert (sim.state.world.unsealed, restored(sim)) == ((), (12, {"memory": 2}))
 
 
 def test_a_storage_that_hangs_is_waited_for_where_only_it_can_help() -> None:
-    job = Job()
-    job.train_to(5)
-    job.storage = {CheckpointId(step=4, generation=1)}
-    job.hears_storage = False
-    job.kill_rank(1)
-    job.pass_time(300)
-    assert job.stage == "Gathering"
-    job.tell_storage()
-    assert where(job) == (4, {"storage": 2})
+    sim = stored(trained(config=NO_MEMORY), 5)
+    waiting = unanswered(sim)
+    sim.kill_rank(1)
+    sim.run(300.0)
+    assert (sim.stage, sim.state.world.generation) == ("Gathering", 1)
+    waiting[-1](sim.storage.listed())
+    begins(sim, 2)
+    assert restored(sim) == (5, {"storage": 2})
 
 
-def test_a_storage_that_refuses_is_taken_to_hold_what_was_sealed() -> None:
-    job = Job()
-    job.train_to(5)
-    job.storage = {CheckpointId(step=4, generation=1)}
-    job.kill_rank(1)
-    job.train_to(6)
-    job.storage_broken = True
-    job.kill_rank(1)
-    assert where(job) == (4, {"storage": 2})
+def test_a_storage_that_refuses_is_asked_again_where_only_it_can_help() -> None:
+    sim = stored(trained(config=NO_MEMORY), 5)
+    sim.answer(qs.FindCheckpoint, always(qs.NoAnswer(reason="it is broken")))
+    sim.kill_rank(1)
+    sim.run(100.0)
+    assert (sim.stage, sim.state.world.generation) == ("Gathering", 1)
+    assert sum(isinstance(asked, qs.FindCheckpoint) for asked in sim.asked) == 4
+    sim.answer(qs.FindCheckpoint, None)
+    begins(sim, 2)
+    assert restored(sim) == (5, {"storage": 2})
 
 
 def test_workers_that_were_out_of_sight_are_stopped_before_their_generation_is_sealed() -> None:
-    job = Job(memory=True)
-    for step in range(5):
-        job.train_to(step)
-    ended = ev.GenerationEnded(t=1.0, generation=1, reason="x", pending=True)
-    later = Job(history=(*job.journal, ended), first=ToGathering(start=True, expected=True))
-    later.stubborn = {"n2"}
-    later.heartbeats = dict(job.heartbeats)
-    for node in ("n1", "n2"):
-        later.change(node)
-    assert later.stage == "Gathering"
-    assert later.heartbeats["n1"].phase is Phase.ENDED
-    later.stubborn.clear()
-    later.pass_time(1)
-    assert where(later)[0] == 4
+    sim = trained()
+    sim.nodes["n2"].dying_s = 20.0
+    sim.controller_dies()
+    sim.journal.append(ev.GenerationEnded(t=sim.clock.now, generation=1, reason="x", pending=True))
+    sim.run_until(lambda: not sim.nodes["n1"].workers, within_s=20.0)
+    sim.run(5.0)
+    assert (sim.stage, sim.events(ev.GenerationSealed), len(sim.ranks)) == ("Gathering", [], 1)
+    step = sim.rank(1).step
+    begins(sim, 2)
+    assert restored(sim)[0] == step >= 10
 
 
 def test_a_run_that_is_over_leaves_no_copies() -> None:
-    job = Job(memory=True)
-    job.train_to(3)
-    job.finish()
-    job.pass_time(20)
-    assert set(job.kept.values()) == {False}
+    sim = Sim(2, seed=1, pace=PACE, steps=4)
+    assert sim.run_to_end(within_s=120.0) == 0
+    assert [order.keep_copies for order in orders(sim, Shutdown).values()] == [False, False]
+    assert not any(node.copies for node in sim.nodes.values())
 
 
 def test_storage_that_never_answers_is_left_for_another_run() -> None:
-    job = Job(spares=())
-    job.train_to(5)
-    job.checkpoints[1] = 4
-    job.kill_rank(0)
-    assert where(job)[0] == 4
-    job.hears_storage = False
-    job.kill_rank(1)
-    job.pass_time(1000.0)
-    assert (job.stage, job.requeued) == ("Gathering", [])
-    job.until(lambda: bool(job.requeued), 1000.0)
-    assert any("storage has not answered for 1800 s" in text for text in job.said)
+    rare = Timings(heartbeat_s=10.0, node_dead_s=30.0, verdict_s=0.0, takeover_s=0.0)
+    pace = structs.replace(PACE, turn_s=5.0)
+    sim = stored(trained(config=structs.replace(NO_MEMORY, timings=rare), pace=pace), 5)
+    sim.kill_rank(0)
+    begins(sim, 2)
+    assert restored(sim)[0] == 5
+    sim.answer(qs.FindCheckpoint, never)
+    sim.kill_rank(1)
+    sim.run(1000.0)
+    assert (sim.stage, requeues(sim)) == ("Gathering", [])
+    sim.run_until(lambda: bool(requeues(sim)), within_s=1000.0)
+    assert any("storage has not answered for 1800 s" in text for text in sim.said)
 
 
 # -- What is done about copies while training runs: its speed, the stride, and the way to storage --
@@ -635,220 +611,215 @@ def test_a_slow_step_does_not_hide_how_fast_they_can_be() -> None:
     assert seen((0.0, 0, 0.0), (4.0, 1, 0.0), (4.0, 2, 0.0)).fastest == 1.0
 
 
-def train(job: Job, steps: int, step_s: float = 1.0) -> None:
-    """Every rank does ``steps`` more steps of ``step_s`` seconds."""
-    first = 1 + max(job.core.world.best_step, *(p.step for p in job.heartbeats["n1"].progress))
-    for step in range(first, first + steps):
-        job.pass_time(step_s)
-        job.train_to(step)
+SECONDS = structs.replace(PACE, step_s=1.0)
+OFTEN = JobConfig(checkpoint=CheckpointConfig(every_s=30))
 
 
-def flushed(job: Job, step: int) -> None:
-    for node in job.core.world.slots:
-        job.change(node, flushed=step)
+def trains(config: JobConfig | None = None, pace: SimulatedPace = SECONDS) -> Sim:
+    """A job on two nodes begins."""
+    return begun(config=config, pace=pace, steps=1000)
 
 
-def lag(job: Job, seconds: float) -> None:
-    job.change("n2", lag_s=seconds)
+def count(sim: Sim, kind: type) -> int:
+    return sum(isinstance(message, kind) for _, message in sim.sent)
+
+
+def flushes(sim: Sim) -> list[int]:
+    """The steps that were ordered to storage, one after the other."""
+    return list(dict.fromkeys(message.step for _, message in sim.sent if isinstance(message, Flush)))
+
+
+def prunes(sim: Sim) -> list[qs.Prune]:
+    return [asked for asked in sim.asked if isinstance(asked, qs.Prune)]
+
+
+def ordered(sim: Sim, within_s: float) -> float:
+    """The next step is ordered to storage, which no rank has reached yet; after how many seconds."""
+    known, began = len(flushes(sim)), sim.now
+    sim.run_until(lambda: len(flushes(sim)) > known, within_s)
+    assert flushes(sim)[-1] > max(rank.step for rank in sim.ranks.values())
+    return sim.now - began
 
 
 def test_the_stride_follows_the_lag_and_outlives_a_restart() -> None:
-    job = Job(memory=True)
-    train(job, 4)
-    lag(job, 1.6)  # two steps of 1 s are not 2 * 1.6 s
-    train(job, 30)
-    assert job.core.world.stride == job.stride == 4
-    assert [e.stride for e in job.events(ev.StrideChanged)] == [2, 4]
-    job.kill_rank(1)
-    assert job.orders["n1"].stride == 4
-    lag(job, 0.1)
-    train(job, 30)
-    assert job.core.world.stride == 1
-    assert fold(job.journal).world.stride == 1
+    sim = trains()
+    sim.nodes["n2"].lag_s = 1.6  # two steps of 1 s are not 2 * 1.6 s
+    sim.run(30.0)
+    assert sim.state.world.stride == orders(sim, Pace)["n1"].stride == 4
+    assert [event.stride for event in sim.events(ev.StrideChanged)] == [2, 4]
+    sim.kill_rank(1)
+    begins(sim, 2)
+    assert orders(sim, Launch)["n1"].stride == 4
+    for node in sim.nodes.values():
+        node.lag_s = 0.1
+    sim.run_until(lambda: sim.state.world.stride == 1, within_s=30.0)
+    assert fold(sim.journal).world.stride == 1
 
 
 def test_the_order_of_the_pace_is_repeated() -> None:
-    job = Job(memory=True)
-    train(job, 20)
-    assert 8 < sum(isinstance(m, Pace) for _, m in job.sent) < 16  # two nodes, every three seconds
+    sim = trains()
+    sim.run(20.0)
+    assert 8 < count(sim, Pace) < 16  # two nodes, every three seconds
 
 
 def test_without_memory_nothing_is_paced_or_flushed() -> None:
-    job = Job(config=JobConfig(checkpoint=CheckpointConfig(memory=False, every_s=5)))
-    train(job, 20)
-    assert not any(isinstance(m, (Pace, Flush)) for _, m in job.sent)
+    sim = trains(JobConfig(checkpoint=CheckpointConfig(memory=False, every_s=5)))
+    sim.run(20.0)
+    assert count(sim, Pace) == count(sim, Flush) == 0
 
 
 def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
-    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
-    train(job, 28)
-    assert job.flush_step == -1
-    train(job, 4)
-    step = job.flush_step
-    assert step >= 30
-    train(job, 4)
-    job.pass_time(2)
-    flushed(job, step)
-    (written,) = job.events(ev.StorageWritten)
-    assert (written.generation, written.step) == (1, step)
-    assert 2 <= written.seconds <= 8
-    assert job.pruned == 1
-    train(job, 20)
-    assert job.flush_step == step
-    train(job, 15)
-    assert job.flush_step > step + 25
+    sim = trains(OFTEN)
+    assert 20 < ordered(sim, within_s=40.0) < 35
+    sim.run_until(lambda: bool(written(sim)), within_s=10.0)
+    assert written(sim) == [(1, flushes(sim)[0])]
+    assert CheckpointId(step=flushes(sim)[0], generation=1) in sim.storage.complete()
+    assert sim.env.pace.write_s[0] <= sim.events(ev.StorageWritten)[0].seconds <= 4
+    assert len(prunes(sim)) == 1
+    assert 29 < ordered(sim, within_s=40.0) < 35
 
 
 def test_every_n_steps_one_goes_to_storage() -> None:
-    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))
-    for _ in range(3):
-        train(job, 6, 0.3)
-        step = job.flush_step
-        assert (step + 1) % 4 == 0
-        train(job, 8, 0.3)
-        assert job.flush_step == step  # one at a time
-        flushed(job, step)
-    assert len({e.step for e in job.events(ev.StorageWritten)}) == 3
+    sim = trains(JobConfig(checkpoint=CheckpointConfig(every_steps=4)), structs.replace(PACE, step_s=0.5))
+    for number in range(1, 4):
+        ordered(sim, within_s=20.0)
+        sim.run_until(lambda: len(written(sim)) == number, within_s=20.0)  # noqa: B023
+        assert flushes(sim) == [step for _, step in written(sim)], "one at a time"
+    assert len(set(written(sim))) == 3
+    assert all((step + 1) % 4 == 0 for _, step in written(sim))
 
 
 def test_a_multiple_that_is_far_away_can_wait() -> None:
-    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=100)))
-    train(job, 50)
-    assert job.flush_step == -1
-    train(job, 48)
-    assert job.flush_step == 99
+    sim = trains(JobConfig(checkpoint=CheckpointConfig(every_steps=30)))
+    sim.run_until(lambda: sim.step >= 20, within_s=40.0)
+    assert flushes(sim) == []
+    ordered(sim, within_s=10.0)
+    assert flushes(sim) == [29]
 
 
 def test_the_order_is_repeated_and_given_up_with_a_note() -> None:
-    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
-    train(job, 36)
-    step = job.flush_step
-    orders = sum(isinstance(m, Flush) for _, m in job.sent)
-    train(job, 20)
-    assert sum(isinstance(m, Flush) for _, m in job.sent) > orders
-    job.change("n1", flushed=step)
-    train(job, 50)
-    assert job.events(ev.StorageWritten) == []
-    (note,) = [e.text for e in job.events(ev.Noted) if "did not get onto storage" in e.text]
+    sim = trains(OFTEN)
+    sim.nodes["n2"].writes = False
+    ordered(sim, within_s=40.0)
+    (step,) = flushes(sim)
+    sim.run(20.0)
+    assert 2 * 5 < count(sim, Flush) < 2 * 10
+    ordered(sim, within_s=100.0)
+    assert written(sim) == []
+    (note,) = [event.text for event in sim.events(ev.Noted) if "did not get onto storage" in event.text]
     assert note.endswith("in time: n2")
-    assert sum("did not get onto storage in time: n2; training goes on" in line for line in job.said) == 1
-    train(job, 40)
-    assert job.flush_step > step
+    assert sum("did not get onto storage in time: n2; training goes on" in line for line in sim.said) == 1
+    assert flushes(sim)[1] > step + 60
 
 
 def test_storage_that_is_full_is_said_once_until_it_takes_a_checkpoint_again() -> None:
-    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
-    tried = []
-    for _ in range(2):
-        train(job, 36)
-        tried.append(job.flush_step)
-        train(job, 10)
-        job.change("n2", unflushed=f"step {job.flush_step}: [Errno 28] No space left on device")
-        train(job, 70)
-    assert tried[0] + 60 < tried[1] < tried[0] + 130
-    (line,) = [line for line in job.said if "could not be put on storage" in line]
+    sim = trains(OFTEN)
+    sim.nodes["n2"].refuses = "[Errno 28] No space left on device"
+    ordered(sim, within_s=40.0)
+    assert 60 < ordered(sim, within_s=130.0) < 130
+    sim.run(10.0)
+    tried = flushes(sim)
+    (line,) = [line for line in sim.said if "could not be put on storage" in line]
     assert line == (
         f"could not be put on storage by n2: step {tried[0]}: [Errno 28] No space left on device; training "
         "goes on, only the nodes' memory has all steps"
     )
-    flushed(job, job.flush_step)
-    assert job.said[-1] == f"storage takes checkpoints again: step {job.flush_step} is there"
+    assert [e.text for e in sim.events(ev.Noted) if f"step {tried[1]}: [Errno 28]" in e.text]
+    sim.nodes["n2"].refuses = ""
+    sim.run_until(lambda: bool(written(sim)), within_s=150.0)
+    assert sim.said[-1] == f"storage takes checkpoints again: step {flushes(sim)[-1]} is there"
 
 
 def test_restarts_do_not_put_off_what_goes_to_storage() -> None:
-    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
-    for _ in range(4):
-        train(job, 9)
-        job.kill_rank(1)
-    train(job, 4)
-    assert job.flush_step >= 0
+    sim = trains(OFTEN)
+    for generation in range(1, 4):
+        begins(sim, generation)
+        sim.run(6.0)
+        sim.kill_rank(1)
+    begins(sim, 4)
+    began = sim.clock.now
+    sim.run_until(lambda: bool(flushes(sim)), within_s=20.0)
+    assert began - sim.events(ev.GenerationLaunched)[-2].t < 25, "no generation alone is old enough"
 
 
 def test_a_new_controller_knows_how_old_the_newest_is() -> None:
-    job = Job(memory=True)
-    written = ev.StorageWritten(t=job.wall - 1000, generation=1, step=4, seconds=1.0)
-    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="x", sealed_step=4, stored=True)
-    there = [CheckpointId(step=4, generation=1)]
-    later = Job(memory=True, history=(*job.journal, written, ended), storage=there)
-    train(later, 4)
-    assert later.flush_step >= 0
+    sim = trains(OFTEN)
+    sim.run_until(lambda: bool(written(sim)), within_s=60.0)
+    sim.run(20.0)
+    sim.controller_dies()
+    assert ordered(sim, within_s=40.0) < 15
 
 
-def lost_by_storage(config: JobConfig) -> Job:
-    """A requeued run that finds nothing of what storage had."""
-    job = Job(memory=True)
-    written = ev.StorageWritten(t=job.wall, generation=1, step=4, seconds=1.0)
-    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="x", pending=True)
-    return Job(history=(*job.journal, written, ended), config=config)
+def lost_by_storage(checkpoint: CheckpointConfig) -> Sim:
+    """A job of which storage loses what it had, and all nodes their copies, is requeued."""
+    sim = trains(JobConfig(checkpoint=structs.replace(checkpoint, every_s=10)))
+    sim.run_until(lambda: bool(written(sim)), within_s=60.0)
+    sim.run_dies()
+    sim.storage.parts.clear()
+    for node in sim.nodes.values():
+        node.forget_copies()
+    return sim
 
 
 def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
-    job = lost_by_storage(JobConfig())
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.CHECKPOINTS
-    (ended,) = job.events(ev.RunEnded)
+    sim = lost_by_storage(CheckpointConfig())
+    assert sim.run_to_end(within_s=200.0) == ExitCode.CHECKPOINTS
+    (ended,) = sim.events(ev.RunEnded)
     assert not ended.final, "a run after the folder has come back goes on"
-    assert any("gen-0001/step-00000004 was on storage and is not there any more" in t for t in job.said)
-    assert len(job.events(ev.GenerationLaunched)) == 1, "the one of the run before"
+    ((_, step),) = written(sim)
+    assert any(f"gen-0001/step-{step:08} was on storage and is not there any more" in t for t in sim.said)
+    assert len(sim.events(ev.GenerationLaunched)) == 1, "the one of the run before"
 
 
 def test_a_run_does_not_begin_anew_after_one_whose_ranks_wrote_by_themselves_and_died() -> None:
-    job = Job()
-    job.train_to(5)
-    for node in job.core.world.slots:
-        written = [structs.replace(p, checkpoint=4) for p in job.heartbeats[node].progress]
-        job.change(node, progress=tuple(written))
-    job.pass_time(5)
-    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="all nodes died", pending=True)
-    later = Job(history=(*job.journal, ended))
-    later.until(lambda: later.code is not None or later.stage == "Running")
-    assert later.code == ExitCode.CHECKPOINTS
-    assert any("gen-0001/step-00000004 was on storage and is not there any more" in t for t in later.said)
+    sim = trained(config=NO_MEMORY)
+    publishes(sim, 10)
+    sim.run(5.0)
+    sim.run_dies()
+    sim.storage.parts.clear()
+    assert sim.run_to_end(within_s=200.0) == ExitCode.CHECKPOINTS
+    assert any("gen-0001/step-00000010 was on storage and is not there any more" in t for t in sim.said)
 
 
 def test_a_run_may_wait_for_storage_to_find_again_what_it_had() -> None:
-    job = lost_by_storage(JobConfig(checkpoint=CheckpointConfig(if_unusable="wait")))
-    job.pass_time(100)
-    assert job.stage == "Gathering"
-    assert any("this run waits, asks storage every 30 s, and then goes on" in text for text in job.said)
-    assert not any("requeue" in text for text in job.said), "it needs none"
-    job.checkpoints[1] = 4
-    job.until(lambda: job.stage == "Running")
-    assert where(job) == (4, {"storage": 2})
+    sim = lost_by_storage(CheckpointConfig(if_unusable="wait"))
+    sim.run(150.0)
+    assert (sim.runs, sim.stage) == (2, "Gathering")
+    assert any("this run waits, asks storage every 30 s, and then goes on" in text for text in sim.said)
+    assert not any("requeue" in text for text in sim.said), "it needs none"
+    ((_, step),) = written(sim)
+    stored(sim, step)
+    begins(sim, 2)
+    assert restored(sim) == (step, {"storage": 2})
 
 
 def test_spoiled_steps_on_storage_are_nothing_to_go_on_from() -> None:
-    job = Job(memory=True)
-    written = ev.StorageWritten(t=job.wall, generation=1, step=4, seconds=1.0)
-    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="x", good_step=1)
-    later = Job(history=(*job.journal, written, ended), storage=[CheckpointId(step=4, generation=1)])
-    assert where(later) == (-1, {})
+    sim = trained(config=structs.replace(NO_MEMORY, detect=UNTESTED.detect))
+    sim.spoil_rank(1)
+    sim.run_until(lambda: sim.step == 11, within_s=10.0)
+    publishes(sim, 11)
+    begins(sim, 2)
+    assert written(sim) == [(1, 11)]
+    assert restored(sim) == (-1, {})
 
 
 def test_pruning_protects_what_is_sealed() -> None:
-    pruned: list[Prune] = []
-
-    class Watched(Job):
-        def act(self, effects: list) -> None:
-            pruned.extend(q for q in questions(effects) if isinstance(q, Prune))
-            super().act(effects)
-
-    job = Watched(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))
-    train(job, 3)
-    job.kill_rank(1)
-    train(job, 9)
-    flushed(job, job.flush_step)
-    assert [p.sealed for p in pruned] == [{1: 2}]
+    sim = trains(JobConfig(checkpoint=CheckpointConfig(every_steps=20)))
+    sim.run_until(lambda: sim.step == 3, within_s=20.0)
+    sim.kill_rank(1)
+    begins(sim, 2)
+    sim.run_until(lambda: bool(written(sim)), within_s=100.0)
+    assert [asked.sealed for asked in prunes(sim)] == [{1: 3}]
 
 
 def test_old_checkpoints_are_removed_as_new_ones_are_published_by_all_ranks() -> None:
-    job = Job()
-    job.train_to(3)
-    job.pass_time(5)
-    assert job.pruned == 0
-    for checkpoint in (3, 5):
-        for node in ("n1", "n2"):
-            progress = tuple(structs.replace(p, checkpoint=checkpoint) for p in job.heartbeats[node].progress)
-            job.change(node, progress=progress)
-        job.pass_time(3)
-    assert job.pruned == 2
+    sim = trained(config=NO_MEMORY)
+    sim.run(5.0)
+    assert prunes(sim) == []
+    for number, step in enumerate((10, 12), start=1):
+        sim.rank(0).published = step
+        sim.run(3.0)
+        assert len(prunes(sim)) == number - 1, "rank 1 has not"
+        publishes(sim, step)
+        sim.run(3.0)
+        assert len(prunes(sim)) == number
