@@ -22,8 +22,12 @@ from slurm_robust.policy.finishing import LastExits
 from slurm_robust.policy.silence import TOGETHER, Silence
 from slurm_robust.util.hostlist import fold
 
-# The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
 TAKEN_S = 4.0
+"""The agent of a host from which this controller has taken over is waited for so long: others agree that the
+host is dead.
+"""
+BACK_S = 8.0
+"""The same if an agent listens there: the network may be back, and the agent looks for its controller."""
 
 
 def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fault | None:
@@ -93,7 +97,8 @@ def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool
     Only if there is a standby for it: without one the host returns sooner than a requeue would run.
     """
     is_taken = node == core.state.taken_from and core.fleet.heartbeat(node) is None
-    return is_taken and waited_s > TAKEN_S and bool(standbys_heard(core, now))
+    limit_s = BACK_S if core.witnesses.finds_agent(node, now) else TAKEN_S
+    return is_taken and waited_s > limit_s and bool(standbys_heard(core, now))
 
 
 def standbys_heard(core: Core, now: Now) -> list[str]:

@@ -39,6 +39,7 @@ class Witnesses:
             0  # of the newest question to Slurm, and of the newest that has an answer
         )
         self._words: dict[str, str] = {}  # of Slurm, on each of them
+        self._taken: dict[str, float] = {}  # when a process was last seen to listen at the port of an agent
 
     def step(self, now: Now) -> None:
         """Ask the witnesses when it is due."""
@@ -95,6 +96,7 @@ class Witnesses:
         if isinstance(found, NoAnswer):
             return
         for node in found.taken:
+            self._taken[node] = now.mono
             self._sign(node, now.mono, "its node answers", now)
         self._on_refused(self._gone(found, now), now)
 
@@ -123,6 +125,10 @@ class Witnesses:
             self._given_up = frozenset(self._words)
         for hears in self._hears:
             hears(found)
+
+    def finds_agent(self, node: str, now: Now) -> bool:
+        """Return whether an agent listens on ``node``, by the newest question, though it may not be heard."""
+        return now.mono - self._taken.get(node, -math.inf) <= 2 * EVERY_S
 
     def gave_up(self, nodes: Iterable[str]) -> bool:
         """Return whether Slurm, by its newest answer, has given up all of ``nodes``."""

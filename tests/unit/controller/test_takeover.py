@@ -420,8 +420,10 @@ def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_e
     assert opened(sim) == [Symptom.UNREACHABLE]
 
 
-def test_a_host_that_was_only_cut_off_goes_on_training() -> None:
-    sim = trained(3, to=3)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_host_that_was_only_cut_off_goes_on_training(spares: int, seed: int) -> None:
+    sim = trained(3, spares, to=3, seed=seed)
     sim.partition("n1")
     next_controller(sim).heal()
     step = sim.step
