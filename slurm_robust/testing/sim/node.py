@@ -246,7 +246,7 @@ class SimAgent:
         self._connected: int | None = None  # the epoch of a controller
         self._wanted, self._due = True, 0.0
         self._wakes_at = 0.0
-        self._flush = self._flushed = -1
+        self._flush = self._flushed = self._flush_asked = -1
         self._unflushed = ""
         self._save: dict[str, Any] = {}  # the answer to the newest order, as fields of a heartbeat
         self._stacks: dict[int, msg.StacksTaken] = {}
@@ -477,7 +477,7 @@ class SimAgent:
 
     def _spawn(self, launch: msg.Launch) -> None:
         env = self._env
-        self._flush = self._flushed = -1
+        self._flush = self._flushed = self._flush_asked = -1
         self._unflushed = ""
         self.ranks = {
             number: Rank(
@@ -568,8 +568,13 @@ class SimAgent:
         rank.published = ref.step
 
     def _ask_flush(self, order: msg.Flush) -> None:
-        if order.step > max(self._flushed, *(rank.step for rank in self.ranks.values())):
-            self._flush = order.step
+        if order.step <= self._flush_asked:
+            return  # the order is repeated
+        self._flush_asked = self._flush = order.step
+        some = next(iter(self.ranks.values()))
+        ref = CheckpointId(step=order.step, generation=some.generation)
+        if self.node.has(some.rank, ref):  # no rank gets on
+            self._store(ref, some.launch)
 
     def _write_flush(self, ref: CheckpointId, launch: msg.Launch) -> None:
         if ref.generation != self.state.generation or not self.node.writes:
