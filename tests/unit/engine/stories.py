@@ -119,3 +119,13 @@ def starts_again(sim: Sim, within_s: float = 300.0) -> None:
 def node_tests(sim: Sim) -> list[qs.TestNodes]:
     """The tests of nodes that were asked for, without those of standbys."""
     return [asked for asked in sim.asked if isinstance(asked, qs.TestNodes) and not asked.standby]
+
+
+def says(sim: Sim, node: str, **fields: Any) -> None:
+    """The controller hears of an agent what none of this release says, and decides."""
+    assert sim.controller is not None
+    core = sim.controller.core
+    heartbeat = core.fleet.heartbeat(node)
+    assert heartbeat is not None
+    core.on_heartbeat(structs.replace(heartbeat, **fields), sim.controller.now())
+    sim.controller.turn()
