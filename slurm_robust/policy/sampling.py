@@ -93,8 +93,9 @@ class Sampling:
         if not found.halted and is_own and (later := self._may_go_on(ranks, now)) is not None:
             return later
         moved, until = self._moved
-        if self._patience and found.ranks != moved and now - until < self._fault.detect_s:
-            return now + HANG_EVERY_S  # they are through, and the next step may take as long as any
+        late = until + self._fault.detect_s
+        if self._patience and found.ranks != moved and now < late:  # they are through: this may be a step
+            return min(now + PATIENCE_EVERY_S, max(now + HANG_EVERY_S, late))
         if len(self._found) > 1 and self._found[-2].ranks == found.ranks:
             return found
         if len(self._found) < HANG_SAMPLES:

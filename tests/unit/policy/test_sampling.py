@@ -88,4 +88,7 @@ def test_a_computation_that_is_over_is_followed_by_a_step_that_has_as_long_as_an
     found = last([*computes, *waits])
     assert isinstance(found, Localisation)
     assert found.ranks == ()
-    assert isinstance(last([*computes, *waits[:-1]]), float)
+    late = 40.0 + TOOK_S + PATIENCE_EVERY_S + 16.0
+    asks = list(sampled([*computes, *waits[:-1]]))[len(computes) :]
+    assert asks[0] == 50.0 + TOOK_S + PATIENCE_EVERY_S, "it may last long, and samples cost something"
+    assert (asks[4], asks[-1]) == (late, waits[-2][0] + TOOK_S + HANG_EVERY_S)
