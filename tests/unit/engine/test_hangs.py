@@ -329,7 +329,8 @@ def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
     sim.run(60.0)
     assert sim.stage == "Localising"
     sim.alert("n3", alert())
-    sim.run(2.0)
+    sim.run_until(lambda: sim.stage == "Stopping", 2.0)
+    starts_again(sim, 10.0)
     assert evicted(sim) == {"n3"}
 
 
