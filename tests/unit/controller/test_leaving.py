@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.engine import questions as qs
 from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
-from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.run.preflight import check_history
-from slurm_robust.testing.sim.training import doing
-from tests.unit.engine.fake_job import Job
+from slurm_robust.testing.sim.environment import Tell, never
+from slurm_robust.testing.sim.job import Sim
+from tests.unit.engine.stories import PACE, trained
 
 KILL_WAIT_S = 30.0
 """Slurm's default, from TERM to KILL."""
@@ -23,92 +28,92 @@ ORDERED = "ordered to end by SIGTERM"
 SILENT = SlurmAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
 
 
-class JobWithoutAgents(Job):
-    def join(self, node: str, agent: str = "a", **changes: object) -> None:
-        pass
+def comes_to(sim: Sim, stage: str, within_s: float = 60.0) -> Sim:
+    sim.run_until(lambda: sim.stage == stage, within_s)
+    return sim
 
 
-def running(**fields: object) -> Job:
-    job = Job(**fields)  # type: ignore[arg-type]
-    job.train_to(3)
-    return job
+def running() -> Sim:
+    return trained(2, 1)
 
 
-def hanging(**fields: object) -> Job:
-    job = running(**fields)
-    job.ages = True
-    job.mute.update(("n1", "n2"))
-    job.until(lambda: job.stage == "Localising", limit=2000)
-    return job
+def localising() -> Sim:
+    sim = running()
+    for node in sim.nodes.values():
+        node.is_mute = True
+    sim.hang_rank(0)
+    return comes_to(sim, "Localising", within_s=2000.0)
 
 
-def gathering() -> Job:
-    return JobWithoutAgents()
+def gathering() -> Sim:
+    sim = Sim(2, 1, pace=structs.replace(PACE, agent_s=(900.0, 900.0)))
+    return comes_to(sim, "Gathering")
 
 
-def stopping() -> Job:
-    job = running()
-    job.stubborn.add("n2")
-    job.hears_storage = False
-    job.kill_rank(0)
-    return job
+def stopping() -> Sim:
+    sim = running()
+    sim.hang_rank(1, unkillable=True)
+    sim.answer(qs.FindCheckpoint, never)
+    sim.kill_rank(0)
+    return comes_to(sim, "Stopping")
 
 
-def under_test() -> Job:
-    job = running()
-    job.diagnosis = None
+def under_test() -> Sim:
+    sim = running()
+    sim.answer(qs.TestNodes, never)
     for _ in range(2):
-        job.kill_rank(0)
-    return job
+        sim.run_until(lambda: sim.stage == "Running" and len(sim.ranks) == 2, within_s=60.0)
+        sim.kill_rank(0)
+        sim.run_until(lambda: sim.stage != "Running", within_s=60.0)
+    return comes_to(sim, "Testing")
 
 
-def saving() -> Job:
-    job = Job(spares=(), memory=True)
-    job.writes = False
-    job.snapshot(3)
-    job.train_to(3)
-    job.power_cut("n2")
-    job.until(lambda: job.stage == "Saving")
-    return job
+def saving() -> Sim:
+    sim = trained(2)
+    for node in sim.nodes.values():
+        node.writes = False
+    sim.node_dies("n2")
+    return comes_to(sim, "Saving")
 
 
-def requeueing() -> Job:
-    job = running(spares=())
-    job.slurm_says = (SILENT,)
-    job.power_cut("n2")
-    job.until(lambda: job.stage == "Requeueing")
-    return job
+def requeueing() -> Sim:
+    def is_silent(asked: qs.Question[Any], tell: Tell) -> None:
+        tell(SILENT, is_last=False)
+
+    sim = trained(2)
+    sim.answer(qs.BeginRequeue, is_silent)
+    sim.node_dies("n2")
+    return comes_to(sim, "Requeueing")
 
 
-def unreachable() -> Job:
-    job = running(slots=("n1", "n2", "n3"), spares=())
-    job.slurm_answers = False
-    job.cut.update(("n2", "n3"))
-    job.until(lambda: job.stage == "Unreachable")
-    return job
+def unreachable() -> Sim:
+    sim = trained(3)
+    sim.slurm_is_silent()
+    sim.partition("n2", "n3", fabric=True)
+    return comes_to(sim, "Unreachable")
 
 
-def checkpointing() -> Job:
-    job = running()
-    job.act(job.core.on_end_approaching("the end of this run is near (USR1)", job.now()))
-    return job
+def checkpointing() -> Sim:
+    sim = running()
+    sim.warn()
+    return comes_to(sim, "Checkpointing")
 
 
-def observing() -> Job:
-    job = running(config=JobConfig(mode="observe"))
-    job.stacks[0] = doing(0, "n1", "sleep@train.py")
-    job.kill_rank(0)
-    job.pass_time(0.5)
-    return job
+def observing() -> Sim:
+    sim = trained(2, 1, config=JobConfig(mode="observe"))
+    sim.kill_rank(0)
+    return comes_to(sim, "Observing")
 
 
-def reconnecting() -> Job:
-    return Job(history=tuple(running().journal), first=ToReconnecting())
+def reconnecting() -> Sim:
+    sim = running()
+    sim.controller_dies()
+    return comes_to(sim, "Reconnecting")
 
 
-STAGES = {
+STAGES: dict[str, Callable[[], Sim]] = {
     "Running": running,
-    "Localising": hanging,
+    "Localising": localising,
     "Gathering": gathering,
     "Stopping": stopping,
     "Testing": under_test,
@@ -123,29 +128,29 @@ STAGES = {
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_journal_says_that_the_job_was_ordered_to_end(stage: str) -> None:
-    job = STAGES[stage]()
-    assert job.stage == stage
-    job.act(job.core.on_leave(ORDERED, job.now()))
-    job.until(lambda: bool(job.events(ev.RunEnded)), limit=KILL_WAIT_S - 5)
-    (ended,) = job.events(ev.RunEnded)
+    sim = STAGES[stage]()
+    assert sim.stage == stage
+    sim.term()
+    sim.run_until(lambda: bool(sim.events(ev.RunEnded)), within_s=KILL_WAIT_S - 4)
+    (ended,) = sim.events(ev.RunEnded)
     assert (ended.code, ended.reason, ended.final) == (ExitCode.TERMINATED, ORDERED, False)
-    status = status_at(JobView(events=job.journal), job.wall)
+    status = status_at(JobView(events=sim.journal), sim.clock.now)
     assert (status.phase, status.reason, status.exit_code) == ("cancelled", ORDERED, 143)
 
 
 def test_ctrl_c_while_slurm_is_asked_for_a_requeue_has_its_own_code() -> None:
-    job = requeueing()
-    job.act(job.core.on_leave("ordered to end by SIGINT", job.now(), ExitCode.INTERRUPTED))
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.INTERRUPTED
+    sim = requeueing()
+    sim.order_to_end()
+    assert sim.run_to_end(within_s=60.0) == ExitCode.INTERRUPTED
 
 
 def test_a_job_that_was_ordered_to_end_may_be_started_again() -> None:
-    job = running()
-    job.act(job.core.on_leave(ORDERED, job.now()))
-    job.until(lambda: job.code is not None)
-    assert check_history(fold(job.journal), job.journal, ("train.py",)) is None
-    again = ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=1)
-    assert status_at(JobView(events=[*job.journal, again]), job.wall).phase == "starting"
-    wall_ms = status_at(JobView(events=[*job.journal, again]), job.wall + 60).ledger.wall_ms
-    assert wall_ms == pytest.approx(1000 * (job.wall + 60 - job.journal[0].t), abs=1)
+    sim = running()
+    sim.term()
+    sim.run_to_end(within_s=60.0)
+    journal, wall = sim.journal, sim.clock.now
+    assert check_history(fold(journal), journal, ("train.py",)) is None
+    again = ev.ControllerStarted(t=wall, epoch=2, host="n1", pid=2, port=1)
+    assert status_at(JobView(events=[*journal, again]), wall).phase == "starting"
+    wall_ms = status_at(JobView(events=[*journal, again]), wall + 60).ledger.wall_ms
+    assert wall_ms == pytest.approx(1000 * (wall + 60 - journal[0].t), abs=1)

@@ -2,120 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec import structs
 
-from slurm_robust.engine.transitions import ToGathering, ToRequeueing
-from slurm_robust.model import events as ev
+from slurm_robust.engine import questions as qs
 from slurm_robust.model.errors import ExitCode
-from tests.unit.engine.fake_job import Job
+from slurm_robust.policy.leaving import Sentence
+from slurm_robust.testing.sim.environment import always, never
+from slurm_robust.testing.sim.job import Sim
+from tests.unit.engine.stories import PACE, requeues, trained
 
 WARNING = "the end of this run is near (USR1)"
+NO_STEP_S = 1e5
 
 
-def next_run(before: Job, run: int, ran_s: float = 55.0, limit_s: float = 60.0, **fields: object) -> Job:
-    """Slurm has started the job again, with a time limit of ``limit_s`` seconds, ``ran_s`` seconds ago."""
-    nodes = ("n1", "n2", "n3")
-    taken = ev.AllocationTaken(
-        t=before.wall, restart_count=run, nodes=nodes, slots=nodes[:2], spares=nodes[2:], time_limit_s=limit_s
+def job(limit_s: float | None = None) -> Sim:
+    """A job with a time limit, whose steps take longer than that."""
+    return Sim(2, 1, steps=400, pace=structs.replace(PACE, step_s=NO_STEP_S), time_limit_s=limit_s)
+
+
+def ends(sim: Sim, *, after_s: float = 0.0, when: Callable[[], bool] = lambda: True) -> bool:
+    """Slurm warns of the end of this run after so long, when that holds; whether there is a next one."""
+    asked, run = len(requeues(sim)), sim.runs
+    sim.run_until(
+        lambda: sim.stage == "Running" and sim.clock.now - sim.state.allocated >= after_s and when(), 600.0
     )
-    later = Job(history=(*before.journal, taken), first=ToGathering(start=True), **fields)  # type: ignore[arg-type]
-    later.wall = before.wall + ran_s
-    return later
+    sim.warn()
+    sim.run_until(lambda: len(requeues(sim)) > asked or sim.code is not None, 300.0)
+    if sim.code is None:
+        sim.run_until(lambda: sim.runs == run + 1, 300.0)
+    return sim.code is None
 
 
-def warn(job: Job) -> None:
-    """Slurm's signal before the time limit comes, and the run ends."""
-    job.act(job.core.on_end_approaching(WARNING, job.now()))
-    job.until(lambda: bool(job.requeued) or job.code is not None, limit=300)
-
-
-def test_runs_without_a_step_are_not_requeued_for_ever() -> None:
-    job = Job()
-    for run in (1, 2):
-        warn(job)
-        assert job.requeued == [()]
-        job = next_run(job, run)
-    warn(job)
-    job.until(lambda: job.code is not None)
-    assert (job.code, job.requeued) == (ExitCode.DO_NOT_REQUEUE, [])
-    assert job.core.state.ended is not None
-    reason = job.core.state.ended.reason
+@pytest.mark.parametrize("after_s", [20.0, 55.0], ids=["warned long before", "warned just before"])
+def test_runs_without_a_step_are_not_requeued_for_ever(after_s: float) -> None:
+    sim = job(limit_s=60.0)
+    assert [ends(sim, after_s=after_s) for _ in range(3)] == [True, True, False]
+    assert (sim.code, requeues(sim)) == (ExitCode.DO_NOT_REQUEUE, [(), ()])
+    assert sim.state.ended is not None
+    reason = sim.state.ended.reason
     assert reason.startswith("3 runs in a row ended at the time limit (or a preemption) without a new step: ")
     assert "the time limit of 1 minute is too short for the start and the first new step; fix: " in reason
 
 
-@pytest.mark.parametrize("reported", [True, False])
-def test_a_new_step_begins_the_count_anew(reported: bool) -> None:
-    job = Job(reported=reported)
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_new_step_begins_the_count_anew(reports: bool) -> None:
+    sim = job(limit_s=60.0)
+    sim.training.reports = reports
     for run in range(1, 8):
         # As far as anybody knows, a script that does not report its steps gets further with each of them.
-        if run % 3 == 0:
-            job.train_to(run if reported else 0)
-        warn(job)
-        assert job.requeued == [()]
-        job = next_run(job, run, reported=reported)
+        trains = run % 3 == 0
+        sim.training.step_s = 5.0 if trains else NO_STEP_S
+        assert ends(sim, after_s=30.0, when=lambda trains=trains: sim.step >= 0 or not trains)
+    assert requeues(sim) == [()] * 7
 
 
 def test_steps_that_are_only_repeated_count_for_nothing() -> None:
-    job = Job()
-    job.train_to(9)
-    for run in (1, 2, 3):
-        warn(job)
-        assert job.requeued == [()]
-        job = next_run(job, run)
-        job.train_to(5)
-    warn(job)
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
+    sim = trained(2, 1)
+    sim.answer(qs.AskAboutRun, always(Sentence(running=True, left_s=5.0)))  # no checkpoint can be waited for
+    for node in sim.nodes.values():
+        node.writes = False
+    assert ends(sim, when=lambda: sim.step >= 20)
+    for again in (True, True, False):
+        for node in sim.nodes.values():
+            node.forget_copies()
+        assert ends(sim, when=lambda: 5 <= sim.step < 15) is again
+    assert sim.code == ExitCode.DO_NOT_REQUEUE
 
 
 def test_a_controller_that_goes_on_asking_does_not_count_as_a_run() -> None:
-    job = Job()
-    job.slurm_says = ()
-    warn(job)
-    assert job.core.state.runs_without_progress == 1
-    requeueing = job.core.state.requeueing
-    assert requeueing is not None
-    again = ToRequeueing(exclude=(), reason=requeueing.reason, failure=False)
-    assert Job(history=tuple(job.journal), first=again).core.state.runs_without_progress == 1
+    sim = job()
+    sim.answer(qs.BeginRequeue, never)
+    sim.run_until(lambda: sim.stage == "Running", within_s=60.0)
+    sim.warn()
+    sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
+    assert sim.state.runs_without_progress == 1
+    sim.controller_dies()
+    sim.run_until(lambda: len(requeues(sim)) == 2, within_s=60.0)
+    assert sim.state.runs_without_progress == 1
 
 
-def test_a_checkpoint_is_announced_only_while_something_trains() -> None:
-    job = Job()
-    warn(job)
-    assert f"{WARNING}: nothing trains now, so no checkpoint is taken" in job.said
-    job = Job()
-    job.train_to(4)
-    job.act(job.core.on_end_approaching(WARNING, job.now()))
-    assert f"{WARNING}: taking a checkpoint first" in job.said
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_checkpoint_is_announced_only_while_something_trains(trains: bool) -> None:
+    sim = trained(2) if trains else job()
+    if not trains:
+        sim.run_until(lambda: sim.stage == "Gathering", within_s=60.0)
+    sim.warn()
+    sim.run(0.1)
+    assert (f"{WARNING}: taking a checkpoint first" in sim.said) is trains
+    assert (f"{WARNING}: nothing trains now, so no checkpoint is taken" in sim.said) is not trains
 
 
 def test_a_run_that_is_preempted_early_says_nothing_of_its_time_limit() -> None:
-    job = Job()
-    for run in range(1, 8):
-        warn(job)
-        assert job.requeued == [()]
-        job = next_run(job, run, ran_s=600.0, limit_s=7200.0)
-
-
-def test_a_warning_long_before_a_short_time_limit_is_one_of_that_limit() -> None:
-    job = Job()
-    for run in (1, 2):
-        warn(job)
-        assert job.requeued == [()]
-        job = next_run(job, run, ran_s=20.0)
-    warn(job)
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
+    sim = job(limit_s=7200.0)
+    assert all(ends(sim, after_s=60.0) for _ in range(4))
+    assert requeues(sim) == [()] * 4
 
 
 def test_before_the_first_step_no_checkpoint_is_waited_for() -> None:
-    job = Job()
-    for node in job.core.world.slots:  # its script reports steps, and has made none
-        job.change(
-            node, progress=tuple(structs.replace(p, reported=True) for p in job.heartbeats[node].progress)
-        )
-    since = job.mono
-    warn(job)
-    assert job.mono - since < 5, "Slurm ends the run soon, and takes no requeue then"
+    sim = job()
+    sim.run_until(lambda: sim.stage == "Running", within_s=60.0)
+    sim.run(10.0)
+    sim.warn()
+    sim.run_until(lambda: bool(requeues(sim)), within_s=5.0)  # Slurm ends the run soon, and takes none then
