@@ -127,11 +127,12 @@ def evicted_before(*, give_back: bool) -> Sim:
 def test_a_node_that_was_evicted_by_suspicion_takes_the_slot_of_a_dead_one(gone: bool) -> None:
     sim = evicted_before(give_back=False)
     if gone:
-        sim.agent_dies("n4")
+        sim.agent_dies("n4", told=False)
         sim.run(2.0)
     assert bool(sim.nodes["n4"].agents) is not gone
     started = len(starts(sim))
     sim.node_dies("n2")
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=45.0)
     gets_on(sim, 2)
     assert sim.state.world.slots == ("n1", "n4", "n3")
     assert [test.nodes for test in node_tests(sim)] == [("n4",)]
