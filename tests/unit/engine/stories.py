@@ -66,6 +66,13 @@ def gets_on(sim: Sim, generation: int) -> None:
     assert (sim.state.world.generation, sim.state.world.incident) == (generation, None), sim.describe()
 
 
+def next_controller(sim: Sim) -> None:
+    """The controller dies, and the next one has found the job as it was."""
+    epoch = sim.state.epoch + 1
+    sim.controller_dies()
+    sim.run_until(lambda: (sim.stage, sim.state.epoch) == ("Running", epoch), within_s=20.0)
+
+
 def opened(sim: Sim) -> list[Symptom]:
     return [event.symptom for event in sim.events(ev.IncidentOpened)]
 

@@ -20,7 +20,7 @@ from slurm_robust.testing.sim.job import BEGUN, Sim
 from slurm_robust.testing.sim.training import doing
 from slurm_robust.wire.messages import TakeStacks
 from tests.builders.events import run_started
-from tests.unit.engine.stories import gets_on, requeues, starts, trained
+from tests.unit.engine.stories import gets_on, node_tests, requeues, starts, trained
 
 PIPELINE = {1: "n2", 5: "n6", 9: "n10"}
 """Ranks of one pipeline, with their nodes."""
@@ -51,11 +51,6 @@ def suspects_group(reply: Reply | None = None) -> Sim:
         sim.hang_rank(rank, shows=partial(receives, rank, node))
     sim.run_until(lambda: sim.stage == "Testing", within_s=60.0)
     return sim
-
-
-def node_tests(sim: Sim) -> list[qs.TestNodes]:
-    """The tests of nodes, but for those of standbys."""
-    return [asked for asked in sim.asked if isinstance(asked, qs.TestNodes) and not asked.standby]
 
 
 def one_passes_one_fails(asked: qs.TestNodes, tell: Tell) -> None:

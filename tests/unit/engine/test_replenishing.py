@@ -13,7 +13,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.slurm.records import Reservation
 from slurm_robust.testing.sim.environment import Tell
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, evicted, gets_on, starts, trained
+from tests.unit.engine.stories import PACE, evicted, gets_on, next_controller, starts, trained
 from tests.unit.engine.test_standby import settles, under_test
 
 SPARES = CompanionPool(reservation="spares")
@@ -167,16 +167,10 @@ def test_slurm_that_never_answers_is_waited_for_within_a_bound() -> None:
     assert (ended, sim.state.spares) == ([(105,)], ()), "too late, it is given back"
 
 
-def is_taken_over(sim: Sim) -> None:
-    """The next controller trains."""
-    sim.controller_dies()
-    sim.run_until(lambda: sim.stage == "Running" and sim.state.epoch == 2, within_s=20.0)
-
-
 def test_the_next_controller_does_not_ask_twice() -> None:
     sim = job_with("n4", "n5")
     uses_the_standby(sim)
-    is_taken_over(sim)
+    next_controller(sim)
     sim.run(70.0)
     assert (len(borrowed(sim)), sim.state.spares, len(companions(sim))) == (1, ("n4",), 1)
 
@@ -185,7 +179,7 @@ def test_a_takeover_while_a_companion_waits_gives_it_back_and_asks_anew() -> Non
     sim = job_with("n4", pace=SLOW)
     uses_the_standby(sim)
     (first,) = sim.state.companions
-    is_taken_over(sim)
+    next_controller(sim)
     assert is_cancelled(sim, first)
     sim.run_until(lambda: sim.state.spares == ("n4",), within_s=120.0)
     assert [event.attempt for event in sim.events(ev.ReplenishBegun)] == [1, 2]

@@ -18,7 +18,17 @@ from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.testing.sim.environment import Tell, never
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Rehearse
-from tests.unit.engine.stories import PACE, evicted, gets_on, opened, requeues, starts, trained
+from tests.unit.engine.stories import (
+    PACE,
+    comes_to,
+    evicted,
+    gets_on,
+    next_controller,
+    opened,
+    requeues,
+    starts,
+    trained,
+)
 
 DOWN = frozenset({"DOWN", "NOT_RESPONDING"})
 SILENT_S = 33.0
@@ -29,10 +39,11 @@ LONGEST_REHEARSAL_S = 20.0
 
 
 def settles(sim: Sim, more_s: float = 1.0) -> None:
-    """Until the newest generation has trained for so long after it has settled."""
-    first = sim.events(ev.StartMeasured)[-1]
-    assert first.generation == sim.state.world.generation
-    sim.run(first.t + SETTLED_S + more_s - sim.clock.now)
+    """Until the newest generation has trained, with no incident, for so long after it has settled."""
+    first, closed = sim.events(ev.StartMeasured)[-1], sim.events(ev.IncidentClosed)
+    assert (first.generation, sim.state.world.incident) == (sim.state.world.generation, None)
+    since = max(event.t for event in (first, *closed))
+    sim.run(since + SETTLED_S + more_s - sim.clock.now)
 
 
 def stages(sim: Sim) -> dict[str, StandbyStage]:
@@ -70,7 +81,7 @@ def without_agent(spares: int = 1, line: str = "") -> Sim:
     """A job that trains; srun has started no agent on n3, and may say why."""
     sim = Sim(2, spares, seed=1, steps=400, others=1, pace=PACE)
     sim.no_agent["n3"] = line
-    sim.run_until(lambda: sim.step >= 10, within_s=120.0)
+    comes_to(sim, 10)
     return sim
 
 
@@ -167,7 +178,7 @@ def can_start_no_worker(*nodes: str, why: str) -> Sim:
     sim = Sim(2, 2, seed=1, steps=400, others=1, pace=PACE)
     for node in nodes:
         sim.nodes[node].unfit = why
-    sim.run_until(lambda: sim.step >= 10, within_s=120.0)
+    comes_to(sim, 10)
     return sim
 
 
@@ -449,15 +460,9 @@ def test_a_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
     assert (under_test(sim), sim.state.spares) == (["n2"] * MAX_TESTS, ("n2",))
 
 
-def taken_over(sim: Sim) -> None:
-    """The next controller trains."""
-    sim.controller_dies()
-    sim.run_until(lambda: sim.stage == "Running" and sim.state.epoch == 2, within_s=20.0)
-
-
 def test_the_next_controller_tests_no_standby_twice() -> None:
     sim = after_tests(trained(2, 2, config=ONLY_TESTS), "n3", "n4")
-    taken_over(sim)
+    next_controller(sim)
     sim.run(SETTLED_S + 10.0)
     assert under_test(sim) == ["n3", "n4"]
 
@@ -466,7 +471,7 @@ def test_the_next_controller_waits_for_the_end_of_a_test_that_it_did_not_begin()
     """Nothing ends that test, and two at a time on the same GPUs fail each other."""
     sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
     until_stage(sim, "n3", StandbyStage.TESTING)
-    taken_over(sim)
+    next_controller(sim)
     sim.run(ONLY_TESTS.standby.test_s + MARGIN_S - 5.0)
     assert under_test(sim) == ["n3"]
     sim.run(10.0)
