@@ -72,7 +72,7 @@ class SimController:
         say: Callable[[str], None],
         over: Callable[[SimController, int], None],
         start_agent: Callable[[RunPlan, str], None],
-        requeue: Callable[[qs.BeginRequeue, Callable[[object], None]], None],
+        requeue: Callable[[SimController, qs.BeginRequeue, Callable[[object], None]], None],
         asked: Callable[[qs.Question[Any]], None],
         wrote: Callable[[SimController], None],
         taken_from: str = "",
@@ -381,7 +381,7 @@ class SimController:
         if (reply := self.env.replies.get(type(asked))) is not None:
             reply(asked, partial(self.tell, number))
         elif isinstance(asked, qs.BeginRequeue):
-            self._requeue(asked, partial(self.tell, number, is_last=False))
+            self._requeue(self, asked, partial(self.tell, number, is_last=False))
         elif isinstance(asked, qs.BorrowNodes):
             self._borrow(number, asked)
         elif isinstance(asked, qs.ProbeKernels):

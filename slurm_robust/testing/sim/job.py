@@ -694,10 +694,9 @@ class Sim:
 
         self.env.timeline.after(self.env.pace.kill_wait_s, kill)
 
-    def _requeue(self, asked: qs.BeginRequeue, tell: Callable[[object], None]) -> None:
-        controller = self.controller
-        assert controller is not None
-
+    def _requeue(
+        self, controller: SimController, asked: qs.BeginRequeue, tell: Callable[[object], None]
+    ) -> None:
         def answer(said: qs.RequeueStatus, detail: str = "") -> None:
             if controller.is_alive:
                 tell(qs.SlurmAnswer(said=said, detail=detail))
