@@ -322,8 +322,7 @@ class SimAgent:
     def hear_launcher(self, message: LauncherMessage) -> None:
         """Hear news of the zygote, which come in order."""
         self._hears_at = max(self._hears_at, self._env.now + self._env.chance.uniform(*REPORT_S))
-        wait_s = self._hears_at - self._env.now
-        self._after((wait_s, wait_s), lambda: self.take(message))
+        self._env.timeline.after(self._hears_at - self._env.now, lambda: self.take(message))
 
     def stop(self) -> None:
         """Stop the agent's process (SIGSTOP)."""
