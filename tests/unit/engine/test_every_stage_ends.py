@@ -56,6 +56,15 @@ def live_through(sim: Sim, happenings: list[tuple[str, int, float]], lasting: fr
     reports=True,
     spares=1,
 )  # the end was near, and Unreachable and Stopping led to each other
+@example(
+    happenings=[("cut", 1, 0.0), ("cut", 2, 57.0)], lasting=frozenset(["cut"]), reports=True, spares=0
+)  # only the bound of Unreachable ends the wait
+@example(
+    happenings=[("tests_never_answer", 0, 0.0), *(("mute", n, 0.0) for n in range(3)), ("hang", 1, 57.0)],
+    lasting=frozenset(["tests"]),
+    reports=True,
+    spares=0,
+)  # only the bound of the question does
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(
     happenings=happenings,
