@@ -4,6 +4,10 @@ At ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to
 epilog, and calls them idle *immediately*. A node that does not respond gets no job; any other may get the
 next one within a second. So a node is given back only when Slurm knows that it does not respond, or when its
 slurmd takes a connection and so will run the epilog.
+
+slurmctld goes on to count an exclusive job on the node (its make_node_idle leaves no_share_job_cnt as it is),
+so that later jobs get it late. No other way to shrink avoids that; ``scontrol reconfigure`` mends it, which
+is for administrators (docs/draining.md).
 """
 
 from __future__ import annotations

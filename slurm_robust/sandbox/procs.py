@@ -92,9 +92,17 @@ def children(parent: int) -> tuple[SandboxProcess, ...]:
     return tuple(process for pid in pids if (process := read_process(int(pid))) is not None)
 
 
+def daemon_name(process: SandboxProcess) -> str:
+    """Return what a daemon is called: slurmctld-wlm is slurmctld.
+
+    From 23.11 on, a reconfigured one has the name of its file, which is that one in Debian's packages.
+    """
+    return process.comm.partition("-")[0]
+
+
 def daemon(node_init: int, name: str) -> int | None:
     """Return the live child called ``name`` of a node's PID 1; None when there is none."""
-    found = find_child(node_init, lambda process: process.comm == name)
+    found = find_child(node_init, lambda process: daemon_name(process) == name)
     return found.pid if found else None
 
 

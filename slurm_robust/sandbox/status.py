@@ -107,7 +107,7 @@ def _ask_slurm(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
 
 def _daemons(sandbox: Sandbox, node: str) -> tuple[str, ...]:
     known = head_services() if node == HEAD else node_services(node)
-    running = {child.comm for child in procs.children(sandbox.node_pid(node)) if child.is_live}
+    running = {procs.daemon_name(child) for child in procs.children(sandbox.node_pid(node)) if child.is_live}
     return tuple(name for name in known if name in running)
 
 

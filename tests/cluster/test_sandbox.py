@@ -50,6 +50,15 @@ def start_ranks(sandbox: Sandbox, worker: str, nodes: int = 2) -> int:
     return job
 
 
+def start_exclusive(sandbox: Sandbox, nodes: str) -> int:
+    """A job that has these nodes to itself, and whose end takes longer than slurmd's answer to that order."""
+    script = "trap 'sleep 2; exit' TERM; touch ready-$SLURM_JOB_ID; sleep 300 & wait"
+    options = ["--exclusive", f"--nodelist={nodes}", f"--nodes={nodes.count(',') + 1}", "--output=/dev/null"]
+    job = int(sandbox.exec(["sbatch", "--parsable", *options, f"--wrap={script}"]).stdout)
+    wait_for((sandbox.home("alice") / f"ready-{job}").exists, 60, f"job {job} runs on {nodes}")
+    return job
+
+
 def rank_runs(sandbox: Sandbox, job: int, rank: int) -> bool:
     try:
         process = read_process(sandbox.fault.rank_pid(job, rank))
@@ -321,6 +330,21 @@ def test_ids_of_forgotten_jobs_are_not_given_to_jobs_after_healing(sandbox: Sand
     sandbox.fault.start_slurmctld()  # in order again, but what it forgot stays forgotten
     heal(sandbox)
     assert int(sandbox.exec(submit).stdout) > max(before)
+
+
+@pytest.mark.releases
+def test_a_node_that_was_given_back_takes_job_after_job_once_healed(
+    sandboxes: Callable[..., Sandbox],
+) -> None:
+    """Without healing, Slurm leaves it idle after the first one until it pings it, for 150 s and more."""
+    sandbox = sandboxes(nodes=2, accounting=False)
+    shrunk = start_exclusive(sandbox, "n1,n2")
+    sandbox.exec(["scontrol", "update", f"jobid={shrunk}", "nodelist=n1"], user="root")
+    heal(sandbox)
+    for _ in range(2):
+        job = start_exclusive(sandbox, "n2")
+        sandbox.exec(["scancel", str(job)])
+        wait_for(lambda: sandbox.node_states()["n2"].strip() == "idle", 60, f"n2 has ended job {job}")
 
 
 def test_a_node_that_dies_by_itself_is_off(sandbox: Sandbox) -> None:

@@ -195,7 +195,8 @@ RULES = (
         name="slurm.slurmd_timeout",
         needs=("slurm",),
         why="Slurm keeps a job that has lost its batch host for this long, and a requeue waits this long "
-        "for a dead node if jobs may not shrink (disable_job_shrink)",
+        "for a dead node if jobs may not shrink (disable_job_shrink); a node that an exclusive job gave back "
+        "may idle for two thirds of it after each later one",
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, training goes on meanwhile",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=lambda facts: (
