@@ -91,7 +91,7 @@ class Saving:
         limit_s, left_s = core.config.timings.checkpoint_s, core.departure.left_s(now)
         waited_s = now.mono - self._since
         if core.leaving and left_s is not None:
-            return min(limit_s, waited_s + left_s)
+            return max(0.0, min(limit_s, waited_s + left_s))
         if core.ending:
             left_s = None if left_s is None else left_s + waited_s
             return store_s(left_s, LAST_STORE_S, limit_s)

@@ -269,6 +269,15 @@ def test_slurms_kill_wait_is_the_bound() -> None:
     assert "(KillWait=15); fix: the administrator raises KillWait" in note
 
 
+def test_a_time_that_was_over_before_the_ranks_had_ended_is_none() -> None:
+    sim = job(pace=structs.replace(QUICK, kill_wait_s=5.0))
+    sim.nodes["n2"].dying_s = 3.0
+    sim.term()
+    sim.run_to_end(within_s=60.0)
+    assert [event.most_s for event in sim.events(ev.SavingStarted)] == [0.0]
+    assert says_lost(sim, "it goes to storage first (within 0 s)")
+
+
 def test_agents_that_say_why_they_cannot_write_are_not_waited_for() -> None:
     sim = job()
     for node in NODES:
