@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.job import SLURMCTLD, Sim
 from tests.unit.engine import weather
 from tests.unit.engine.stories import evicted
 from tests.unit.engine.weather import BORROWS, LASTING, happenings
@@ -24,11 +24,17 @@ WITHIN_S = 2400.0
 
 
 def is_settled(sim: Sim) -> bool:
-    """The job has ended, waits in the queue for nodes that are not there, or makes steps."""
+    """The job has ended, waits in the queue for nodes that are not there, or makes steps.
+
+    A requeue is asked for during a day while slurmctld is out of reach.
+    """
     step = sim.step
     sim.run(20.0)
     gets_on = sim.stage == "Running" and sim.step > step + 4
-    return sim.code is not None or sim.waits_for_nodes or gets_on
+    controller = sim.controller
+    is_apart = controller is not None and not sim.network.passes(controller.host, SLURMCTLD)
+    asks = sim.stage == "Requeueing" and is_apart
+    return sim.code is not None or sim.waits_for_nodes or gets_on or asks
 
 
 def live_through(sim: Sim, happenings: list[tuple[str, int, float]], lasting: frozenset[str]) -> None:
