@@ -261,7 +261,7 @@ def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoS
     return (JobDirectory(found) if found is not None else None), None
 
 
-REFUSALS = range(ExitCode.USAGE, ExitCode.DO_NOT_REQUEUE)
+REFUSALS = {*range(ExitCode.USAGE, ExitCode.DO_NOT_REQUEUE)} & {*ExitCode} - {ExitCode.REQUEUED}
 """Exit codes with which ``srobust run`` ends before it writes a journal."""
 
 
@@ -294,7 +294,7 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
         ended = f"job {job_id} has ended ({view.state}{code}), and there is no journal of it in {places}: "
         why = "it ended before srobust began, or found its training finished, or its folder was removed"
         if row is not None and row.exit_code in REFUSALS:
-            why = f"'srobust run' refused to begin ({ExitCode(row.exit_code).name})"
+            why = f"by its exit code 'srobust run' refused to begin: {ExitCode(row.exit_code).name}"
         log = view.job.stdout.replace("%j", job_id).replace("%A", job_id) if view.job is not None else ""
         text = f"{ended}{why}; see its log{' ' + log if log else ''}"
         return NotBegun(text, fix=had, may_begin=False)

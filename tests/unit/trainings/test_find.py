@@ -123,12 +123,22 @@ def test_a_job_without_a_journal_is_reported_with_its_state_in_slurm(root: Path)
     assert not error.value.may_begin
 
 
-def test_a_job_that_srobust_run_refused_to_begin_is_reported_as_refused(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (ExitCode.OTHER_CONTROLLER, "by its exit code 'srobust run' refused to begin: OTHER_CONTROLLER"),
+        (ExitCode.REQUEUED, "it ended before srobust began"),
+        (80, "it ended before srobust began"),
+        (1, "it ended before srobust began"),
+    ],
+)
+def test_the_exit_code_of_a_job_without_a_journal_says_if_srobust_run_refused(
+    root: Path, code: int, why: str
+) -> None:
     slurm = FakeSlurm()
     job = slurm.submit(SubmitRequest(command=("train.sh",)))
-    slurm.cluster.finish(job, "FAILED", ExitCode.OTHER_CONTROLLER)
-    why = rf"job {job} has ended \(FAILED 76:0\), .+: 'srobust run' refused to begin \(OTHER_CONTROLLER\)"
-    with pytest.raises(NotBegun, match=why):
+    slurm.cluster.finish(job, "FAILED", code)
+    with pytest.raises(NotBegun, match=rf"job {job} has ended \(FAILED {int(code)}:0\), .+: {why}"):
         find(str(job), None, slurm)
 
 
