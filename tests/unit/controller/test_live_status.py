@@ -286,13 +286,13 @@ def test_the_ledger_is_not_computed_each_time(written: Written) -> None:
     assert written.computed == 1
 
 
-def test_the_last_one_says_that_it_is(written: Written) -> None:
+def test_the_last_live_status_says_that_it_is_the_last(written: Written) -> None:
     written.write()
     written.close()
     assert read(written.directory.live_status).final
 
 
-def test_who_was_taken_over_does_not_call_the_job_over(written: Written) -> None:
+def test_a_controller_that_was_taken_over_from_does_not_call_the_job_over(written: Written) -> None:
     written.write()
     written.close(ours=False)
     assert not read(written.directory.live_status).final
@@ -312,18 +312,18 @@ def test_nothing_is_written_into_another_jobs_folder(written: Written) -> None:
     assert not written.directory.live_status.exists()
 
 
-def test_what_a_killed_controller_left_is_removed(written: Written) -> None:
+def test_the_live_status_that_a_killed_controller_left_is_removed(written: Written) -> None:
     (written.directory.path / ".moment.json.0123").write_bytes(b"half")
     written.write()
     assert not [path for path in written.directory.path.iterdir() if path.name.startswith(".moment")]
 
 
-def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
+def test_no_live_status_is_written_if_none_is_wanted(tmp_path: Path) -> None:
     off = Written(tmp_path / "7", every_s=0.0)
     off.step()
     off.close()
     assert not off.directory.live_status.exists()
 
 
-def test_by_default_it_is_written_every_two_seconds() -> None:
+def test_the_live_status_is_written_every_two_seconds_by_default() -> None:
     assert JobConfig().timings.moment_s == 2.0

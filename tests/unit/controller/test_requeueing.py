@@ -111,14 +111,14 @@ def test_the_term_of_the_requeue_itself_may_come_before_its_answer(answers_s: tu
     assert sim.run_to_end(within_s=60.0) == ExitCode.REQUEUED
 
 
-def test_the_owner_is_obeyed_where_an_order_to_slurm_has_no_answer_at_all() -> None:
+def test_the_owner_is_obeyed_if_an_order_to_slurm_has_no_answer_at_all() -> None:
     sim = leaving()
     assert told_to_end(sim) <= ANSWER_COMES_S + 1
     assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
 
 
 class DiesOfTerm(FakeSlurm):
-    """``scontrol requeue`` dies of the TERM that it causes, so nobody hears that Slurm took the order."""
+    """``scontrol requeue`` dies of the TERM that it causes, so no process hears that Slurm took the order."""
 
     def requeue(self, job_id: int) -> None:
         super().requeue(job_id)
@@ -147,13 +147,13 @@ def test_a_job_does_not_wait_for_a_term_that_never_comes(answers: tuple[SlurmAns
     assert leaving(*answers).run_to_end(within_s=LOST_S + 60) == ExitCode.REQUEUED
 
 
-def test_an_attempt_of_which_nothing_is_heard_is_made_again() -> None:
+def test_a_requeue_of_which_nothing_is_heard_is_asked_for_again() -> None:
     sim = leaving()
     sim.run(LOST_S + 2.0)
     assert requeues(sim) == [("n2",), ("n2",)]
 
 
-def test_nodes_are_not_kept_for_days() -> None:
+def test_nodes_are_not_kept_for_days_while_slurm_does_not_requeue() -> None:
     sim = leaving(SILENT)
     sim.suspend(GIVE_UP_S - 60.0)
     sim.run(50.0)
@@ -168,7 +168,7 @@ def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
     assert f"the job is requeued but does not start by itself: {advice}" in sim.said
 
 
-def test_another_controller_goes_on_asking() -> None:
+def test_the_next_controller_goes_on_asking_for_a_requeue() -> None:
     sim = leaving(SILENT)
     sim.controller_dies()
     sim.answer(qs.BeginRequeue, always())
@@ -249,7 +249,7 @@ def test_a_watcher_that_did_not_start_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exclude", [(), ("n2",)])
-def test_a_requeue_that_nobody_answered_has_one_watcher(tmp_path: Path, exclude: tuple[str, ...]) -> None:
+def test_a_requeue_without_an_answer_has_one_watcher(tmp_path: Path, exclude: tuple[str, ...]) -> None:
     asked = Asked(tmp_path, slurm=DiesOfTerm())
     assert asked.ask(*exclude)[-1] is RequeueStatus.DONE
     assert watchers(asked) == 1

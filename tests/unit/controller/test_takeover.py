@@ -87,7 +87,7 @@ def test_a_batch_script_that_lives_has_the_time_to_end_the_job_itself(
     assert (job.restart_count, job.states) == (0, {"COMPLETED"})
 
 
-def test_a_batch_script_that_does_not_end_is_not_waited_for_for_ever(
+def test_a_batch_script_that_does_not_end_is_not_waited_for_without_end(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     plan = planned(slurm, tmp_path)
@@ -351,7 +351,7 @@ def test_no_agent_is_started_on_a_batch_host_that_died_in_the_middle_of_a_recove
     assert sim.state.world.slots == ("n3", "n2")
 
 
-def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it() -> None:
+def test_a_dead_host_without_a_standby_is_waited_for_and_then_left_by_a_requeue() -> None:
     sim = taken_over(3, 0)
     began = sim.now
     sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
@@ -377,7 +377,7 @@ def test_an_agent_that_was_killed_before_its_host_died_is_started_again_and_its_
     assert sim.state.world.restored_step >= 2
 
 
-def test_where_only_the_agent_of_another_node_ended_training_goes_on_there() -> None:
+def test_training_goes_on_where_it_was_if_only_the_agent_of_another_node_ended() -> None:
     """The host was cut off when it was taken over from, and is back."""
     sim = trained(4, 1, to=3)
     sim.agent_dies("n3", told=False)
@@ -409,7 +409,7 @@ def test_a_node_that_dies_meanwhile_does_not_hold_up_the_requeue(is_back: bool) 
     sim.run_until(lambda: bool(requeues(sim)), within_s=62.0)
 
 
-def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_ever() -> None:
+def test_a_host_that_died_after_another_node_is_not_waited_for_without_end() -> None:
     """The next controller has never heard either of them, nor does the other node's kernel answer."""
     sim = trained(4, 1, to=3)
     sim.node_dies("n3")

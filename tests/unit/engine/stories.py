@@ -91,8 +91,8 @@ def starts(sim: Sim) -> list[tuple[str, ...]]:
     return [asked.nodes for asked in sim.asked if isinstance(asked, qs.StartAgents)]
 
 
-def blames_nobody(sim: Sim) -> bool:
-    """Whether no node was evicted, no run given up, and no verdict names somebody."""
+def blames_no_node(sim: Sim) -> bool:
+    """Whether no node was evicted, no requeue asked for, and no verdict blames anything."""
     verdicts = [decided.verdict for decided in sim.events(ev.Decided)]
     blamed = [v for v in verdicts if v is not None and v.blame is not Blame.NOBODY]
     return not (evicted(sim) or requeues(sim) or blamed)

@@ -134,7 +134,7 @@ def test_peers_are_behind_another_switch_if_slurm_shows_switches(
 
 
 @pytest.mark.parametrize("checkpoint", [CheckpointConfig(memory=False), CheckpointConfig(peers=False)])
-def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig) -> None:
+def test_without_memory_or_peers_no_launch_order_names_a_peer(checkpoint: CheckpointConfig) -> None:
     sim = begun(config=JobConfig(checkpoint=checkpoint))
     assert [order.peers for order in orders(sim, Launch).values()] == [(), ()]
 
@@ -151,7 +151,7 @@ def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     assert any("decided nothing for 200 s" in text for text in sim.said)
 
 
-def test_standing_still_with_the_storage_is_no_hang_but_standing_still_after_it_is() -> None:
+def test_a_training_that_stands_still_hangs_only_after_storage_has_come_back() -> None:
     sim = trained()
     sim.storage_hangs()
     sim.run(30.0)  # the journal takes no progress any more
@@ -163,7 +163,7 @@ def test_standing_still_with_the_storage_is_no_hang_but_standing_still_after_it_
     sim.run_until(lambda: bool(opened(sim)), within_s=900.0)
 
 
-def test_a_recovery_takes_as_long_as_people_wait_for_it() -> None:
+def test_the_time_of_a_recovery_includes_the_wait_for_storage() -> None:
     sim = trained()
     sim.kill_rank(0)
     restores(sim, 2)
@@ -188,7 +188,7 @@ def test_a_lost_node_comes_back_from_its_peer() -> None:
     assert source(sim, "n1", SHARED) == shared
 
 
-def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
+def test_copies_are_sent_and_fetched_by_the_address_for_data() -> None:
     sim = Sim(2, 1, seed=1, pace=PACE, shared=True)
     for number, node in enumerate(sim.nodes.values(), start=1):
         node.data_address = f"10.20.0.{number}"
@@ -201,7 +201,7 @@ def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
     assert orders(sim, Launch)["n1"].master_addr == "10.0.0.1"
 
 
-def test_when_both_copies_are_lost_storage_has_it() -> None:
+def test_storage_is_restored_when_both_copies_of_a_part_are_lost() -> None:
     sim = stored(trained(3, 2), 5)
     peer = orders(sim, Launch)["n2"].peers[0].node
     for node in ("n2", peer):
@@ -212,7 +212,7 @@ def test_when_both_copies_are_lost_storage_has_it() -> None:
     assert sources == {node: {Tier.STORAGE} for node in ("n1", "n4", "n5")}
 
 
-def test_a_whole_pipeline_group_can_go() -> None:
+def test_no_step_is_lost_with_a_whole_pipeline_group() -> None:
     sim = trained(4, 2, config=JobConfig(parallel=ParallelConfig(pp=2)))
     for node in ("n2", "n4"):  # ranks 1 and 3: dp changes before pp
         sim.node_dies(node)
@@ -306,7 +306,7 @@ def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() ->
 
 
 @pytest.mark.parametrize("storage", [True, False])
-def test_all_agents_lost_at_once_loses_no_step(storage: bool) -> None:
+def test_the_loss_of_all_agents_loses_no_step(storage: bool) -> None:
     sim = trained(spares=1)
     if not storage:
         sim.answer(qs.FindCheckpoint, never)
@@ -328,7 +328,7 @@ def fails_at_once(sim: Sim, generations: Collection[int], signal: int = 11) -> N
         sim.kill_rank(1, signal)
 
 
-def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one_in_all_runs() -> None:
+def test_a_step_with_which_training_fails_immediately_twice_is_passed_over_in_all_runs() -> None:
     sim = trained(config=UNTESTED)
     sim.kill_rank(1)
     fails_at_once(sim, (2, 3))
@@ -346,14 +346,14 @@ def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one
     assert fold(sim.journal).world.banned == sim.state.world.banned != {}
 
 
-def test_a_ban_does_not_hold_in_the_next_job() -> None:
+def test_a_banned_checkpoint_may_be_restored_in_the_next_job() -> None:
     ref = CheckpointId(generation=1, step=4)
     goes_on = ev.Continued(t=3.0, from_job=7, from_folder="/x", generation=2, sealed={1: 4}, banned=(ref,))
     assert fold((run_started(t=2.5, job_id=8, slots=2, spares=0), goes_on)).world.banned == {}
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_later_step_on_storage_that_no_restore_takes_keeps_none_from_being_saved(is_lost: bool) -> None:
+def test_a_step_is_saved_although_storage_had_a_later_one_that_is_not_restored(is_lost: bool) -> None:
     """It is passed over, or storage has lost it; training was restored from an earlier one."""
     sim = trained(config=UNTESTED)
     publishes(sim, 10)
@@ -393,7 +393,7 @@ def test_signals_from_outside_do_not_speak_against_the_checkpoint(signal: int) -
     [(1, None, SYNTAX), (1, None, None), (None, 11, None)],
     ids=["with an exception", "by itself", "by a signal"],
 )
-def test_what_fails_before_the_state_is_restored_bans_nothing(
+def test_a_failure_before_the_state_is_restored_bans_no_checkpoint(
     code: int | None, number: int | None, error: WorkerError | None
 ) -> None:
     sim = trained(config=UNTESTED)
@@ -406,7 +406,7 @@ def test_what_fails_before_the_state_is_restored_bans_nothing(
     assert banned(sim) == []
 
 
-def test_one_rank_that_has_not_restored_is_enough() -> None:
+def test_no_checkpoint_is_banned_if_one_rank_has_not_restored_it() -> None:
     sim = trained(config=UNTESTED, pace=structs.replace(PACE, restore_s=(1.0, 30.0), term_s=(0.05, 0.2)))
     sim.kill_rank(1)
     for generation in (2, 3):
@@ -418,7 +418,7 @@ def test_one_rank_that_has_not_restored_is_enough() -> None:
     assert (banned(sim), restored(sim)[0]) == ([], 10)
 
 
-def test_an_exception_at_a_place_in_the_code_bans_nothing() -> None:
+def test_an_exception_at_a_place_in_the_code_bans_no_checkpoint() -> None:
     sim = trained(config=UNTESTED)
     sim.kill_rank(1)
     for generation in (2, 3):
@@ -428,7 +428,7 @@ def test_an_exception_at_a_place_in_the_code_bans_nothing() -> None:
     assert banned(sim) == []
 
 
-def test_the_last_one_that_is_left_is_never_banned_and_the_bounds_end_it() -> None:
+def test_the_last_checkpoint_that_is_left_is_never_banned_and_bounds_end_the_job() -> None:
     sim = stored(trained(config=structs.replace(UNTESTED, checkpoint=NO_MEMORY.checkpoint)), 5)
     sim.kill_rank(1, 11)
     fails_at_once(sim, (2, 3))
@@ -483,7 +483,7 @@ def test_a_step_that_cannot_be_restored_twice_is_left_for_an_older_one() -> None
     assert [event.restore_step for event in sim.events(ev.GenerationLaunched)] == [-1, 10, 10, 9]
 
 
-def test_a_damaged_checkpoint_on_storage_is_passed_over_at_once() -> None:
+def test_a_damaged_checkpoint_on_storage_is_passed_over_immediately() -> None:
     sim = stored(trained(config=NO_MEMORY), 5, 8)
     sim.kill_rank(1)
     fails_to_restore(sim, 2)
@@ -499,7 +499,7 @@ def test_copies_of_another_parallel_layout_do_not_count() -> None:
     assert any("is in the memory of these nodes, but it was taken with tp 1" in text for text in sim.said)
 
 
-def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:
+def test_storage_that_hangs_does_not_delay_a_restore_from_memory() -> None:
     sim = trained()
     sim.answer(qs.FindCheckpoint, never)
     sim.kill_rank(1)
@@ -513,7 +513,7 @@ def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:
     assert (sim.state.world.unsealed, restored(sim)) == ((), (12, {"memory": 2}))
 
 
-def test_a_storage_that_hangs_is_waited_for_where_only_it_can_help() -> None:
+def test_storage_that_hangs_is_waited_for_if_memory_has_nothing() -> None:
     sim = stored(trained(config=NO_MEMORY), 5)
     waiting = unanswered(sim)
     sim.kill_rank(1)
@@ -524,7 +524,7 @@ def test_a_storage_that_hangs_is_waited_for_where_only_it_can_help() -> None:
     assert restored(sim) == (5, {"storage": 2})
 
 
-def test_a_storage_that_refuses_is_asked_again_where_only_it_can_help() -> None:
+def test_storage_that_refuses_is_asked_again_if_memory_has_nothing() -> None:
     sim = stored(trained(config=NO_MEMORY), 5)
     sim.answer(qs.FindCheckpoint, always(qs.NoAnswer(reason="it is broken")))
     sim.kill_rank(1)
@@ -583,29 +583,29 @@ def seen(*sightings: tuple[float, int, float]) -> StepPace:
     return step_times
 
 
-def test_unknown_before_the_second_step() -> None:
+def test_the_step_pace_is_unknown_before_the_second_step() -> None:
     assert seen().seconds_per_step == seen((10.0, 5, 0.0)).seconds_per_step == 0.0
     assert seen((10.0, 5, 0.0), (11.0, 5, 1.0)).fastest == 0.0
 
 
-def test_the_times_of_completion_count_not_those_of_the_heartbeats() -> None:
+def test_the_step_pace_is_by_the_times_of_completion_and_not_of_heartbeats() -> None:
     step_times = seen((10.0, 5, 0.9), (13.0, 7, 0.9))
     assert step_times.seconds_per_step == step_times.fastest == 1.5
 
 
-def test_when_a_step_was_completed_that_no_heartbeat_reported() -> None:
+def test_the_step_pace_tells_when_an_unreported_step_was_completed() -> None:
     step_times = seen((10.0, 5, 0.0), (14.0, 9, 0.5))
     assert step_times.completed(9) == 13.5
     assert step_times.completed(7) == 13.5 - 2 * 3.5 / 4
 
 
-def test_only_the_last_steps_count() -> None:
+def test_only_the_last_steps_count_for_the_step_pace() -> None:
     slow = [(10.0 * i, i, 0.0) for i in range(20)]
     fast = [(190.0 + i, 19 + i, 0.0) for i in range(1, 9)]
     assert seen(*slow, *fast).seconds_per_step == 1.0
 
 
-def test_a_slow_step_does_not_hide_how_fast_they_can_be() -> None:
+def test_the_step_pace_knows_the_fastest_step_beside_a_slow_one() -> None:
     step_times = seen((0.0, 0, 0.0), (4.0, 1, 0.0), (6.0, 2, 0.0))
     assert (step_times.seconds_per_step, step_times.fastest) == (3.0, 2.0)
     assert seen((0.0, 0, 0.0), (4.0, 1, 0.0), (4.0, 2, 0.0)).fastest == 1.0
@@ -656,7 +656,7 @@ def test_the_stride_follows_the_lag_and_outlives_a_restart() -> None:
     assert fold(sim.journal).world.stride == 1
 
 
-def test_the_order_of_the_pace_is_repeated() -> None:
+def test_the_order_with_the_stride_is_repeated() -> None:
     sim = trains()
     sim.run(20.0)
     assert 8 < count(sim, Pace) < 16  # two nodes, every three seconds
@@ -679,7 +679,7 @@ def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
     assert 29 < ordered(sim, within_s=40.0) < 35
 
 
-def test_every_n_steps_one_goes_to_storage() -> None:
+def test_every_n_steps_a_checkpoint_goes_to_storage() -> None:
     sim = trains(JobConfig(checkpoint=CheckpointConfig(every_steps=4)), structs.replace(PACE, step_s=0.5))
     for number in range(1, 4):
         ordered(sim, within_s=20.0)
@@ -689,7 +689,7 @@ def test_every_n_steps_one_goes_to_storage() -> None:
     assert all((step + 1) % 4 == 0 for _, step in written(sim))
 
 
-def test_a_multiple_that_is_far_away_can_wait() -> None:
+def test_the_next_step_for_storage_is_not_ordered_long_before_it_is_due() -> None:
     sim = trains(JobConfig(checkpoint=CheckpointConfig(every_steps=30)))
     sim.run_until(lambda: sim.step >= 20, within_s=40.0)
     assert flushes(sim) == []
@@ -697,7 +697,7 @@ def test_a_multiple_that_is_far_away_can_wait() -> None:
     assert flushes(sim) == [29]
 
 
-def test_the_order_is_repeated_and_given_up_with_a_note() -> None:
+def test_an_order_to_write_to_storage_is_repeated_and_given_up_with_a_note() -> None:
     sim = trains(OFTEN)
     sim.nodes["n2"].writes = False
     ordered(sim, within_s=40.0)
@@ -742,7 +742,7 @@ def test_restarts_do_not_put_off_what_goes_to_storage() -> None:
     assert began - sim.events(ev.GenerationLaunched)[-2].t < 25, "no generation alone is old enough"
 
 
-def test_a_new_controller_knows_how_old_the_newest_is() -> None:
+def test_a_new_controller_knows_how_old_the_newest_checkpoint_on_storage_is() -> None:
     sim = trains(OFTEN)
     sim.run_until(lambda: bool(written(sim)), within_s=60.0)
     sim.run(20.0)
@@ -761,7 +761,7 @@ def lost_by_storage(checkpoint: CheckpointConfig) -> Sim:
     return sim
 
 
-def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
+def test_a_run_does_not_begin_anew_if_storage_has_lost_what_it_had() -> None:
     sim = lost_by_storage(CheckpointConfig())
     assert sim.run_to_end(within_s=200.0) == ExitCode.CHECKPOINTS
     (ended,) = sim.events(ev.RunEnded)

@@ -213,7 +213,7 @@ def test_observe_mode_borrows_nothing() -> None:
     assert any("would do" in text and "ask for 1 node" in text for text in sim.said)
 
 
-def test_without_companions_slurm_is_asked_for_none() -> None:
+def test_slurm_is_asked_for_no_companion_if_none_is_configured() -> None:
     sim = loses(borrower(config=JobConfig()))
     assert (borrowed(sim), swept(sim)) == ([], [])
 

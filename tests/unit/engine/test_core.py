@@ -74,7 +74,7 @@ def test_a_killed_rank_restarts_in_place_from_the_newest_sealed_checkpoint() -> 
     assert closed.recover_s == pytest.approx(took_s, abs=0.1)
 
 
-def test_a_dead_node_is_replaced_by_the_spare_after_five_seconds() -> None:
+def test_a_dead_node_is_replaced_by_the_standby_after_five_seconds() -> None:
     sim = trained(2, 1, config=NO_BEACONS)
     sim.node_dies("n2")
     sim.run(3.9)
@@ -150,7 +150,7 @@ def kill_after_a_new_step(sim: Sim) -> None:
     sim.kill_rank(0)
 
 
-def test_a_new_step_in_between_starts_the_count_again() -> None:
+def test_a_new_step_between_faults_starts_their_count_again() -> None:
     sim = trained(2, 1)
     for generation in range(2, 9):
         kill_after_a_new_step(sim)
@@ -158,7 +158,7 @@ def test_a_new_step_in_between_starts_the_count_again() -> None:
     gets_on(sim, 8)
 
 
-def test_the_bound_per_hour_holds_even_with_progress() -> None:
+def test_the_bound_of_restarts_per_hour_holds_even_with_progress() -> None:
     limits = Limits(per_signature=2, per_hour=3, total=100)
     sim = trained(2, 1, config=JobConfig(limits=limits))
     for generation in range(2, 5):
@@ -182,13 +182,13 @@ def test_a_user_exception_restarts_once_then_gives_up_with_its_place() -> None:
     assert any("boom" in text for text in sim.said)
 
 
-def test_a_final_exit_code_is_the_jobs() -> None:
+def test_a_final_exit_code_of_a_rank_is_that_of_the_job() -> None:
     sim = trained(2, 1)
     sim.exit_rank(0, code=2)
     assert sim.run_to_end(within_s=30.0) == 2
 
 
-def test_a_lost_spare_is_no_incident() -> None:
+def test_a_lost_standby_is_no_incident() -> None:
     sim = trained(2, 1)
     sim.node_dies("n3")
     sim.run_until(lambda: "n3" in sim.state.aside, within_s=120.0)
@@ -196,7 +196,7 @@ def test_a_lost_spare_is_no_incident() -> None:
     assert opened(sim) == []
 
 
-def test_the_loss_of_all_agents_evicts_nobody() -> None:
+def test_the_loss_of_all_agents_evicts_no_node() -> None:
     sim = trained(2, 1)
     for node in sim.nodes:
         sim.agent_dies(node, told=False)
@@ -205,7 +205,7 @@ def test_the_loss_of_all_agents_evicts_nobody() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-7200.0, 7200.0])
-def test_a_clock_that_jumps_kills_nobody_and_falsifies_no_duration(jump_s: float) -> None:
+def test_a_clock_that_jumps_opens_no_incident_and_falsifies_no_duration(jump_s: float) -> None:
     sim = trained(2, 1)
     host = sim.nodes["n1"]
     host.ahead_s = jump_s
@@ -231,7 +231,7 @@ def test_before_the_end_a_checkpoint_is_taken_at_a_step_no_rank_has_reached() ->
     assert not sim.events(ev.RequeueStarted)[0].failure
 
 
-def test_reports_that_come_together_do_not_put_that_step_far_away() -> None:
+def test_reports_that_come_together_do_not_put_the_last_checkpoint_far_away() -> None:
     """Agents report each second: one that reports right after the warning has done several steps since."""
     sim = trained(1, config=NO_MEMORY, pace=structs.replace(PACE, step_s=0.3), to=32)
     core, now = core_of(sim)
@@ -339,7 +339,7 @@ def test_a_pulse_is_a_sign_of_life_and_ages_go_on() -> None:
     assert [(r.step, r.age_s) for r in records] == [(2, pytest.approx(16.0, abs=0.2))] * 2
 
 
-def test_a_pulse_is_answered_only_where_its_heartbeat_is_known() -> None:
+def test_a_pulse_is_answered_only_if_its_heartbeat_is_known() -> None:
     sim = trained(2, 1)
     core, now = core_of(sim)
     core.on_tick(now)

@@ -1,4 +1,4 @@
-"""A network that is cut convicts nobody, and afterwards all is as before."""
+"""A network that is cut convicts no node, and afterwards all is as before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict, Symptom
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import blames_nobody, evicted, gets_on, opened, requeues, trained
+from tests.unit.engine.stories import blames_no_node, evicted, gets_on, opened, requeues, trained
 
 NO_TAKEOVER = JobConfig(timings=Timings(takeover_s=0.0))
 FOUR = ("n1", "n2", "n3", "n4")
@@ -41,17 +41,17 @@ def test_after_a_cut_training_goes_on_as_before(nodes: tuple[str, ...], spares: 
     assert sim.stage == "Unreachable"
     heal(sim, *nodes)
     gets_on(sim, 1)
-    assert (blames_nobody(sim), sim.state.world.slots) == (True, FOUR)
+    assert (blames_no_node(sim), sim.state.world.slots) == (True, FOUR)
 
 
-def test_of_two_nodes_the_other_is_lost_if_slurmctld_answers() -> None:
+def test_the_other_one_of_two_nodes_is_lost_if_slurmctld_answers() -> None:
     sim = trained(2)
     sim.node_dies("n2")
     sim.run_until(lambda: bool(requeues(sim)), within_s=20.0)
     assert evicted(sim) == {"n2"}
 
 
-def test_of_two_nodes_the_other_is_waited_for_while_slurmctld_does_not_answer() -> None:
+def test_the_other_one_of_two_nodes_is_waited_for_while_slurmctld_does_not_answer() -> None:
     sim = trained(2)
     sim.slurm_is_silent()
     sim.partition("n2", fabric=True)
@@ -127,7 +127,7 @@ def test_workers_that_end_by_the_cut_are_restarted_in_place_when_it_is_over(afte
     assert (evicted(sim), requeues(sim), sim.state.world.slots) == (set(), [], FOUR)
 
 
-def test_observe_mode_would_evict_nobody() -> None:
+def test_observe_mode_would_evict_no_node_for_a_cut_network() -> None:
     sim = cut("n2", "n3", "n4", seconds=60.0, config=structs.replace(NO_TAKEOVER, mode="observe"))
     (decided,) = sim.events(ev.Decided)
     assert not decided.carried_out
@@ -171,4 +171,4 @@ def test_nodes_that_are_cut_off_while_they_are_launched_are_launched_again(nodes
     assert sim.stage == "Unreachable"
     heal(sim, *nodes)
     gets_on(sim, 3)
-    assert (blames_nobody(sim), sim.state.world.slots) == (True, FOUR)
+    assert (blames_no_node(sim), sim.state.world.slots) == (True, FOUR)

@@ -1,4 +1,4 @@
-"""Ends from outside: what memory has is saved in the time that Slurm leaves, and nobody is blamed."""
+"""Ends from outside: what memory has is saved in the time that Slurm leaves, and no node is blamed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_memory_has_is_saved_before_the_end() -> None:
     assert kept == {False}, "storage has it, so no copy stays behind"
 
 
-def test_however_often_an_order_comes_it_is_one() -> None:
+def test_an_order_to_end_that_comes_again_and_again_is_one_order() -> None:
     """Slurm signals the controller, and the supervisor passes on what it got, however late."""
     sim = unwritten()
     sim.term()
@@ -145,7 +145,7 @@ def test_however_often_an_order_comes_it_is_one() -> None:
     assert saved(sim) == [sim.training.newest]
 
 
-def test_a_second_order_without_a_first_one_is_nobodys() -> None:
+def test_a_second_order_to_end_without_a_first_one_is_ignored() -> None:
     sim = job()
     assert sim.controller is not None
     sim.controller.hurry()
@@ -230,7 +230,7 @@ def test_slurms_word_is_waited_for_within_bounds_and_never_before_all_is_saved()
     assert status(sim).phase == "cancelled"
 
 
-def test_a_next_controller_asks_what_the_order_means() -> None:
+def test_a_next_controller_asks_what_an_order_to_end_means() -> None:
     sim = job()
     sim.term()
     sim.run(0.5)
@@ -259,7 +259,7 @@ def test_status_says_what_is_lost_while_the_job_saves() -> None:
     assert status(sim).reason == f"step {step} goes from memory to storage before the job leaves its nodes"
 
 
-def test_slurms_kill_wait_is_the_bound() -> None:
+def test_kill_wait_bounds_the_time_for_saving() -> None:
     sim = unwritten(pace=structs.replace(QUICK, kill_wait_s=15.0))
     sim.term()
     assert 10 <= seconds_to_end(sim) <= 13
@@ -269,7 +269,7 @@ def test_slurms_kill_wait_is_the_bound() -> None:
     assert "(KillWait=15); fix: the administrator raises KillWait" in note
 
 
-def test_a_time_that_was_over_before_the_ranks_had_ended_is_none() -> None:
+def test_no_time_is_left_for_saving_if_ranks_take_all_of_it_to_end() -> None:
     sim = job(pace=structs.replace(QUICK, kill_wait_s=5.0))
     sim.nodes["n2"].dying_s = 3.0
     sim.term()
@@ -315,7 +315,7 @@ def test_what_could_not_be_written_for_an_earlier_order_may_be_written_now() -> 
     assert not says_lost(sim, "lost")
 
 
-def test_agents_of_an_earlier_release_are_believed() -> None:
+def test_what_agents_of_an_earlier_release_say_they_saved_is_believed() -> None:
     """They say neither which order they have carried out nor for which ranks."""
     sim = unwritten()
     sim.term()
@@ -328,7 +328,7 @@ def test_agents_of_an_earlier_release_are_believed() -> None:
     assert not says_lost(sim, "lost")
 
 
-def test_what_nobody_else_has_makes_way_for_the_step_before() -> None:
+def test_a_part_that_only_one_node_has_and_cannot_write_makes_way_for_the_step_before() -> None:
     """Only n1 has rank 0's part of the newest step, and cannot write that."""
     sim, newest = uncopied()
     refuse(sim, "n1", newest)
@@ -361,7 +361,7 @@ def test_a_node_that_falls_silent_while_it_writes_is_not_waited_for(is_copied: b
     assert says_lost(sim, f"step {newest} is lost: n2 did not write it to storage") is not is_copied
 
 
-def test_the_step_before_has_no_time_of_its_own() -> None:
+def test_saving_the_step_before_has_no_time_of_its_own() -> None:
     sim, newest = uncopied()
     refuse(sim, "n1", newest)
     sim.nodes["n2"].writes = False
@@ -383,7 +383,7 @@ def test_a_requeue_asks_for_the_nodes_that_have_what_storage_did_not_get() -> No
     )
 
 
-def test_a_second_order_ends_immediately() -> None:
+def test_a_second_order_to_end_ends_the_job_immediately() -> None:
     sim = unwritten()
     sim.order_to_end()
     saving(sim)
@@ -404,7 +404,7 @@ def test_a_second_order_while_ranks_are_being_stopped_names_what_is_lost() -> No
     assert says_lost(sim, f"steps 0 to {sim.training.newest} are lost: a second order to end came")
 
 
-def test_agents_that_ended_just_before_an_order_are_not_passed_over_in_silence() -> None:
+def test_what_is_lost_with_agents_that_ended_just_before_an_order_to_end_is_named() -> None:
     """As where srun ends the step of all agents, and the owner cancels the job in that second."""
     sim = job()
     sim.run(1.0)
@@ -419,7 +419,7 @@ def test_agents_that_ended_just_before_an_order_are_not_passed_over_in_silence()
     assert [e.text for e in sim.events(ev.Noted) if "are lost" in e.text] == [told]
 
 
-def test_a_storage_that_lists_nothing_is_not_taken_for_one_that_has_all() -> None:
+def test_storage_that_does_not_answer_is_not_taken_for_one_that_has_all() -> None:
     sim = job()
     sim.answer(qs.FindCheckpoint, never)
     sim.term()
@@ -490,7 +490,7 @@ def test_a_preemption_of_which_slurm_tells_late_still_saves() -> None:
     assert saved(sim) == [sim.training.newest]
 
 
-def test_while_slurm_is_asked_nobody_is_blamed() -> None:
+def test_no_incident_is_opened_while_slurm_is_asked_why_an_agent_got_term() -> None:
     sim = job()
     sim.term_agents("n2")
     sim.run(5.0)
@@ -564,7 +564,7 @@ def test_what_storage_has_counts_as_stored() -> None:
 # -- a warning -------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_goes_to_storage_while_no_rank_gets_on() -> None:
+def test_a_warning_puts_the_newest_step_on_storage_while_no_rank_gets_on() -> None:
     sim = job(Sentence(running=True, left_s=60.0))
     sim.hang_rank(0)
     newest = sim.step
@@ -576,7 +576,7 @@ def test_what_is_there_goes_to_storage_while_no_rank_gets_on() -> None:
     assert saved(sim) == [newest]
 
 
-def test_a_training_that_gets_on_is_asked_for_a_newer_step_only() -> None:
+def test_a_warning_asks_a_training_that_gets_on_for_a_newer_step_only() -> None:
     sim = job(Sentence(running=True, left_s=60.0))
     sim.warn()
     seconds_to_requeue(sim)

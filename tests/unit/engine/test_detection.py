@@ -125,7 +125,7 @@ def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     starts_again(sim)
     assert 6.0 < sim.now - begun < 14.0, "two sample rounds, each waits for it"
     gets_on(sim, 2)
-    assert evicted(sim) == set(), "silence alone convicts nobody"
+    assert evicted(sim) == set(), "silence alone convicts no node"
     (unanswered,) = sim.events(ev.Unanswered)  # once, though it was silent in both rounds
     assert (unanswered.incident, unanswered.asked, unanswered.nodes) == (1, "stacks", ("n4",))
     assert unanswered.why == "no answer within 4 s"
@@ -175,7 +175,7 @@ def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> Non
     assert evicted(sim) == {"n2"}
 
 
-def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
+def test_tests_that_find_no_slow_node_are_made_once_in_a_job() -> None:
     sim = slow_job(slow_samples=1)
     starts_again(sim, 300.0)
     assert evicted(sim) == set()
@@ -185,7 +185,7 @@ def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
 
 
 @pytest.mark.parametrize("off", [{"slow_samples": 0}, {"slow_samples": 1, "diagnose": False}])
-def test_a_slowdown_is_never_stopped_without_a_culprit_where_tests_are_off(off: dict[str, object]) -> None:
+def test_slow_training_without_a_culprit_is_never_stopped_if_tests_are_off(off: dict[str, object]) -> None:
     sim = slow_job(**off)
     sim.run_until(lambda: looks(sim) == 2, 1500.0)
     sim.run(60.0)
@@ -243,7 +243,7 @@ def test_a_network_is_not_silent_while_a_node_is_unknown_or_steps_are_made(makes
 # -- wrong numbers ---------------------------------------------------------------------------------
 
 
-def test_no_number_is_tested_for_bit_by_bit() -> None:
+def test_a_loss_of_nan_is_tested_for_bit_by_bit() -> None:
     sim = job()
     sim.nodes["n4"].is_broken = True
     sim.spoil_rank(0)
@@ -253,7 +253,7 @@ def test_no_number_is_tested_for_bit_by_bit() -> None:
     assert evicted(sim) == {"n4"}
 
 
-def test_no_number_with_good_nodes_is_restarted_and_ends_when_it_comes_again() -> None:
+def test_a_loss_of_nan_on_good_nodes_costs_restarts_and_then_ends_the_job() -> None:
     sim = job()
     while sim.code is None:
         sim.run_until(lambda: sim.stage == "Running", 120.0)
@@ -305,7 +305,7 @@ def test_nodes_behind_one_switch_are_one_event(leaf: str) -> None:
     assert evicted(sim) == (set() if leaf else {"n1", "n2"})
 
 
-def test_a_spare_that_is_not_fit_is_dropped_before_it_is_used() -> None:
+def test_a_standby_that_is_not_fit_is_dropped_before_it_is_used() -> None:
     sim = job()
     sim.alert("n5", alert())
     sim.run(1.0)
@@ -315,7 +315,7 @@ def test_a_spare_that_is_not_fit_is_dropped_before_it_is_used() -> None:
     assert sim.state.world.slots == ("n1", "n6", "n3", "n4")
 
 
-def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
+def test_a_standby_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
     sim = job()
     sim.alert("n2", alert())
     sim.run_until(lambda: sim.stage == "Stopping", 5.0)
@@ -325,14 +325,14 @@ def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
     assert sim.state.world.slots == ("n1", "n6", "n3", "n4")
 
 
-def test_a_spare_with_one_alert_of_its_network_stays() -> None:
+def test_a_standby_with_one_alert_of_its_network_stays() -> None:
     sim = job()
     sim.alert("n5", alert(**LINK))
     sim.run(5.0)
     assert tuple(sim.state.spares) == SPARES
 
 
-def test_memory_that_runs_out_evicts_nobody_and_explains_the_kill() -> None:
+def test_memory_that_runs_out_evicts_no_node_and_explains_the_kill() -> None:
     sim = job()
     warning = alert(check="memory.pressure", blame=Party.JOB, suggestion=Suggestion.MONITOR)
     sim.alert("n2", warning)
@@ -363,7 +363,7 @@ LOST = "Connection closed by peer [10.0.0.1]:3"
 
 
 @pytest.mark.parametrize("named", [1, 2])
-def test_of_ranks_that_lost_their_peers_the_one_that_they_name_is_the_root(named: int) -> None:
+def test_the_root_of_ranks_that_lost_their_peers_is_the_one_that_they_name(named: int) -> None:
     sim = job()
     sim.controller_stalls(0.3)  # and hears of all together
     for rank in (3, 2, 1, 0):

@@ -1,4 +1,4 @@
-"""Workers that are slow to die are waited for while they get further, and are nobody's fault."""
+"""Workers that are slow to die are waited for while they get further, and are no node's fault."""
 
 from __future__ import annotations
 
@@ -69,26 +69,26 @@ def test_an_exit_from_before_the_order_to_stop_counts_though_it_is_heard_after_i
     assert (ended.root, verdict.blame) == (1 if is_late else 0, Blame.NOBODY)
 
 
-def test_nobody_waits_for_workers_that_die_fast() -> None:
+def test_workers_that_die_fast_are_not_waited_for() -> None:
     sim = crashed()
     assert seconds_to_relaunch(sim, limit=5.0) < 2.5
     assert not any("still there" in text for text in sim.said)
 
 
-def test_one_node_at_whose_workers_nothing_moves_is_replaced() -> None:
+def test_a_node_whose_killed_workers_stand_still_is_replaced() -> None:
     sim = crashed(stuck=(2,))
     assert 30.0 < seconds_to_relaunch(sim, limit=60.0) < 45.0
     assert sim.state.world.slots == ("n1", "n2", "n5", "n4")
     assert evicted(sim) == {"n3"}
 
 
-def test_one_node_whose_workers_move_without_end_is_replaced_at_the_bound() -> None:
+def test_a_node_whose_killed_workers_get_further_without_end_is_replaced_at_the_bound() -> None:
     sim = crashed({"n3": 1e9})
     assert 180.0 < seconds_to_relaunch(sim, limit=300.0) < 195.0
     assert evicted(sim) == {"n3"}
 
 
-def test_a_node_that_stood_still_and_ends_while_others_are_waited_for_is_well() -> None:
+def test_a_node_whose_killed_workers_end_while_others_are_waited_for_is_not_evicted() -> None:
     sim = crashed({"n2": 60.0}, stuck=(2,))
     sim.run(45.0)
     assert sim.stage == "Stopping"
@@ -98,7 +98,7 @@ def test_a_node_that_stood_still_and_ends_while_others_are_waited_for_is_well() 
 
 
 @pytest.mark.parametrize("requeue", [True, False])
-def test_workers_of_several_nodes_that_never_end_convict_nobody(requeue: bool) -> None:
+def test_workers_of_several_nodes_that_never_end_convict_no_node(requeue: bool) -> None:
     sim = crashed(stuck=(1, 2), config=JobConfig(slurm=SlurmConfig(requeue=requeue)))
     sim.run(300.0)
     assert evicted(sim) == set()
@@ -108,10 +108,10 @@ def test_workers_of_several_nodes_that_never_end_convict_nobody(requeue: bool) -
     assert first.verdict.blame is Blame.NOBODY
     assert "killed workers remain on n2, n3" in first.reason
     if requeue:
-        assert requeues(sim) == [()], "others nodes may do, and Slurm sees to what is left"
+        assert requeues(sim) == [()], "other nodes may do, and Slurm sees to what is left"
 
 
-def test_an_order_to_leave_waits_no_longer_than_slurm_does() -> None:
+def test_an_order_to_end_waits_no_longer_for_workers_than_slurm_does() -> None:
     sim = crashed({"n3": 100.0})
     sim.run(3.0)
     began = sim.now

@@ -34,7 +34,7 @@ def aborts_late() -> Sim:
     return sim
 
 
-def test_an_abort_in_the_script_is_waited_with_where_others_end() -> None:
+def test_an_abort_in_the_script_is_no_fault_if_all_other_ranks_end_soon() -> None:
     sim = aborts_late()
     sim.run(WAIT_S - 1.0)
     assert opened(sim) == []
@@ -42,7 +42,7 @@ def test_an_abort_in_the_script_is_waited_with_where_others_end() -> None:
     assert (sim.run_to_end(within_s=60.0), opened(sim)) == (0, [])
 
 
-def test_a_fault_is_one_where_another_rank_never_ends() -> None:
+def test_an_abort_in_the_script_is_a_fault_if_another_rank_never_ends() -> None:
     sim = aborts_late()
     sim.run(WAIT_S + 2.0)
     assert len(opened(sim)) == 1

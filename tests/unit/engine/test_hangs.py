@@ -135,7 +135,7 @@ def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault(re
     assert "it was the same on n2" in sim.events(ev.Decided)[-1].reason
 
 
-def test_without_a_standby_two_nodes_exchange_their_slots() -> None:
+def test_two_nodes_exchange_their_slots_after_a_second_hang_without_a_standby() -> None:
     sim = job(spares=0)
     while sim.code is None:
         comes_to(sim, HANG_STEP)
@@ -159,7 +159,7 @@ def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
     assert "it stays with the node" in sim.events(ev.Decided)[-1].reason
 
 
-def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
+def test_the_node_that_two_hanging_groups_have_in_common_is_evicted() -> None:
     """One standby for a pair: the bad one of the two exchanges its slot, and is in another pair then."""
     sim = trained(8, 1, config=JobConfig(parallel=ParallelConfig(pp=2)))
     calls = ("recv@torch/distributed/distributed_c10d.py", "main@train.py")
@@ -179,7 +179,7 @@ def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
     assert "n2" in sim.state.world.slots, "the other one of the pair is used again"
 
 
-def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
+def test_two_hanging_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
     """It may be the code of that rank."""
     sim = trained(8, config=JobConfig(parallel=ParallelConfig(tp=2, pp=2)))
     calls = ("all_reduce@torch/distributed/distributed_c10d.py", "other@train.py", "main@train.py")
@@ -192,7 +192,7 @@ def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
     assert evicted(sim) == set()
 
 
-def test_a_second_hang_elsewhere_is_another_one() -> None:
+def test_a_second_hang_elsewhere_is_not_counted_with_the_first() -> None:
     sim = job()
     stuck(sim, 1)
     starts_again(sim)
@@ -249,7 +249,7 @@ def test_a_rank_that_spins_in_a_wait_for_its_gpu_gets_no_time_to_compute() -> No
     assert "rank 1 did not come to nccl:all_reduce 9" in sim.events(ev.Decided)[-1].reason
 
 
-def test_where_many_are_in_question_no_process_is_paused() -> None:
+def test_no_process_is_paused_if_many_ranks_are_in_question() -> None:
     sim = trained(3, ranks_per_node=8)
     for rank in range(10):
         stuck(sim, rank)
@@ -258,7 +258,7 @@ def test_where_many_are_in_question_no_process_is_paused() -> None:
     assert set(looks(sim).values()) == {()}
 
 
-# -- an evaluation that nobody announces -------------------------------------------------------------
+# -- an evaluation that no script announces -------------------------------------------------------------
 
 
 def evaluate(sim: Sim, seconds: float) -> None:
@@ -305,7 +305,7 @@ def test_a_pause_that_ends_by_itself_has_no_time_of_recovery() -> None:
     assert not any("recover_s" in note.text for note in sim.events(ev.Noted))
 
 
-def test_patience_has_an_end() -> None:
+def test_patience_with_a_rank_that_computes_has_an_end() -> None:
     sim = job(phase_s=100.0)
     computes(sim, 0)
     sim.run_until(lambda: sim.state.world.generation == 2, 180.0)

@@ -44,7 +44,7 @@ def loading_takes(sim: Sim, seconds: float) -> None:
     sim.env.pace = structs.replace(sim.env.pace, zygote_s=(seconds, seconds))
 
 
-def test_what_is_learned_is_written_down_once_and_told_to_all_when_training_has_settled() -> None:
+def test_imports_that_are_learned_are_written_down_once_and_told_to_all_when_training_has_settled() -> None:
     sim = job()
     learn(sim, "n1", "yaml", "transformers")
     learn(sim, "n1", "transformers", "yaml")
@@ -58,7 +58,7 @@ def test_what_is_learned_is_written_down_once_and_told_to_all_when_training_has_
     assert order.modules == ("numpy", "yaml", "transformers")
 
 
-def test_a_new_cause_is_learned_under_another_number() -> None:
+def test_a_new_import_is_learned_under_another_number() -> None:
     sim = job()
     sim.run(SETTLED_S + 10.0)
     assert loads(sim) == [("n3", 1), ("n1", 1), ("n2", 1)]
@@ -68,7 +68,7 @@ def test_a_new_cause_is_learned_under_another_number() -> None:
     assert loads(sim)[3:] == [("n3", 2), ("n1", 2), ("n2", 2)]
 
 
-def test_the_order_is_repeated_until_the_agent_says_that_it_is_over() -> None:
+def test_the_order_to_load_is_repeated_until_the_agent_says_that_it_is_over() -> None:
     sim = job()
     loading_takes(sim, 4 * RESEND_S)
     sim.run_until(lambda: bool(loads(sim)), SETTLED_S)
@@ -90,7 +90,7 @@ def test_not_all_nodes_of_a_large_job_import_together() -> None:
     assert len(loads(sim)) == AT_ONCE + 5
 
 
-def test_hostile_and_endless_news_are_bounded() -> None:
+def test_hostile_and_endless_news_of_imports_are_bounded() -> None:
     sim = job()
     learn(sim, "n1", "os; import evil", "../x", "\x1b[31m")
     learn(sim, "n3", "yaml")
@@ -100,7 +100,7 @@ def test_hostile_and_endless_news_are_bounded() -> None:
     assert len(sim.events(ev.ModulesLearned)) == MAX_LEARNED
 
 
-def test_the_next_controller_and_the_next_run_know_it_from_the_journal() -> None:
+def test_the_next_controller_and_the_next_run_know_imports_from_the_journal() -> None:
     sim = job()
     sim.controller_dies()
     sim.run(5.0)
@@ -117,7 +117,7 @@ def test_the_next_controller_and_the_next_run_know_it_from_the_journal() -> None
     assert len(sim.events(ev.ModulesLearned)) == 1
 
 
-def test_nothing_is_learned_where_that_is_switched_off() -> None:
+def test_no_import_is_learned_if_that_is_switched_off() -> None:
     sim = job(config=JobConfig(standby=StandbyConfig(learn=False)))
     learn(sim, "n1", "yaml")
     sim.run(SETTLED_S + 2.0)

@@ -28,7 +28,7 @@ def beat(sim: Sim, node: str) -> None:
     sim.run(0.1)
 
 
-def test_phases_and_checkpoints_are_written_with_the_steps_each_of_the_rank_with_most() -> None:
+def test_the_longest_time_of_any_rank_in_each_phase_is_written_with_the_steps() -> None:
     sim = trained(2)
     sim.nodes["n1"].spent = {"checkpoint": 1.25, "evaluation": 3.0}
     sim.nodes["n2"].spent = {"checkpoint": 2.5}

@@ -73,7 +73,7 @@ def test_a_node_without_power_is_known_within_a_second() -> None:
     assert "n7" in sim.state.world.slots
 
 
-def test_the_incident_has_the_numbers() -> None:
+def test_the_incident_of_a_dead_node_says_in_numbers_what_was_seen() -> None:
     sim = job()
     sim.node_dies("n3")
     seconds_until_opened(sim, 5.0)
@@ -112,14 +112,14 @@ def test_without_an_observer_that_agrees_only_the_long_silence_counts() -> None:
     assert 4.5 <= seconds_until_opened(sim, 10.0) <= 6.0
 
 
-def test_one_observer_that_is_slow_holds_nobody_up() -> None:
+def test_one_observer_that_is_slow_does_not_delay_the_verdict() -> None:
     sim = job()
     mute(sim, ["n2"])
     sim.node_dies("n3")
     assert seconds_until_opened(sim, 5.0) <= 1.1
 
 
-def test_an_observer_that_reaches_nobody_proves_nothing() -> None:
+def test_an_observer_that_reaches_no_node_proves_nothing() -> None:
     sim = job()
     for one, other in combinations(("n2", "n3", "n4", "n5", "n6", "n7"), 2):
         sim.network.cut(one, other)
@@ -140,7 +140,7 @@ def test_in_a_job_of_three_nodes_the_third_is_asked() -> None:
     assert seconds_until_opened(sim, 5.0) <= 1.1
 
 
-def test_when_all_agents_go_silent_it_is_not_the_nodes() -> None:
+def test_no_node_is_called_dead_when_all_agents_go_silent() -> None:
     sim = job()
     sim.partition(*NODES[1:], fabric=True)
     sim.run(4.0)
@@ -171,7 +171,7 @@ def test_two_deaths_one_after_the_other_are_both_known() -> None:
 
 
 def test_a_death_does_not_make_the_silence_of_all_others_their_own() -> None:
-    """The node dies first, and its switch takes the others down: only it is evicted, if anybody is."""
+    """The node dies first, and its switch takes the others down: only it is evicted, if any node is."""
     sim = job(config=JobConfig(timings=Timings(takeover_s=0.0)))
     sim.nodes["n4"].dying_s = 1e9  # the workers of the others take long to die
     sim.node_dies("n3")
@@ -181,7 +181,7 @@ def test_a_death_does_not_make_the_silence_of_all_others_their_own() -> None:
     assert evicted(sim) <= {"n3"}
 
 
-def test_half_the_nodes_are_waited_for() -> None:
+def test_half_of_the_nodes_that_fall_silent_are_waited_for() -> None:
     sim = job()
     for node in ("n2", "n3", "n4"):
         sim.node_dies(node)
@@ -190,7 +190,7 @@ def test_half_the_nodes_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_without_standbys_enough_a_return_is_waited_for(spares: int) -> None:
+def test_silent_nodes_are_waited_for_if_standbys_are_too_few(spares: int) -> None:
     """A requeue costs far more than the seconds that a flapping link needs."""
     sim = job(spares=spares)
     for node in ("n3", "n4")[: 1 + spares]:
@@ -238,7 +238,7 @@ def test_beacons_can_be_turned_off() -> None:
     assert seconds_until_opened(sim, 10.0) >= 4.5
 
 
-def test_a_standby_that_died_is_set_aside_at_once() -> None:
+def test_a_standby_that_died_is_set_aside_within_a_second() -> None:
     sim = job()
     sim.node_dies("n7")
     sim.run(1.2)
@@ -246,7 +246,7 @@ def test_a_standby_that_died_is_set_aside_at_once() -> None:
     assert opened(sim) == []
 
 
-def test_a_node_that_dies_while_workers_are_stopped_holds_nobody_up() -> None:
+def test_a_node_that_dies_while_workers_are_stopped_does_not_delay_the_restart() -> None:
     sim = job()
     sim.nodes["n3"].dying_s = 1e9
     sim.kill_rank(0)

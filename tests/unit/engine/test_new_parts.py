@@ -69,7 +69,7 @@ def test_new_parts_go_to_storage_before_a_restart_on_standbys() -> None:
     assert len(anew(sim)) == 1
 
 
-def test_a_listing_that_is_behind_has_nothing_written_again() -> None:
+def test_new_parts_are_not_written_again_if_a_listing_of_storage_is_behind() -> None:
     """Caches of NFS show a folder late."""
     sim = trained(2)
     sim.storage.shows = False
@@ -78,7 +78,7 @@ def test_a_listing_that_is_behind_has_nothing_written_again() -> None:
     assert len(anew(sim)) == len(sim.events(ev.StorageWritten)) == 1
 
 
-def test_by_default_an_older_step_is_restored_and_the_log_names_the_setting() -> None:
+def test_missing_parts_restore_an_older_step_by_default_and_the_log_names_the_setting() -> None:
     sim = loses(trained(2, config=JobConfig()), "n2", "n3")
     assert goes_on(sim) == (5, {"storage": 3})
     assert not anew(sim)
@@ -129,7 +129,7 @@ def test_what_memory_has_whole_is_restored_bit_by_bit_unless_it_is_long_ago(step
     [(("n3",), (), 10, 0), (("n2", "n3"), (), 10, 1), (("n3",), ("n2",), 5, 0)],
     ids=["two come back", "one comes back", "one has lost what it held"],
 )
-def test_after_a_requeue_that_nobody_could_prepare_what_the_nodes_hold_decides(
+def test_what_nodes_hold_decides_after_a_requeue_that_no_controller_prepared(
     lost: tuple[str, ...], empty: tuple[str, ...], step: int, made: int
 ) -> None:
     """A node that is there, but has nothing, may never have had snapshots: its rank's part is not made up."""
@@ -144,7 +144,7 @@ def test_after_a_requeue_that_nobody_could_prepare_what_the_nodes_hold_decides(
     assert (sim.runs, restored(sim)[0], len(anew(sim))) == (2, step, made)
 
 
-def test_the_shared_part_alone_is_not_enough() -> None:
+def test_the_shared_part_alone_is_not_enough_for_new_parts() -> None:
     sim = trained(2)
     for step in range(11):
         sim.nodes["n1"].lose(0, step)

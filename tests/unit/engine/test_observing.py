@@ -31,7 +31,7 @@ def would_evict(sim: Sim) -> list[str]:
     return [action.node for action in found.actions if isinstance(action, Evict)]
 
 
-def test_the_decision_is_printed_and_the_job_ends_with_the_code_of_the_first_exit() -> None:
+def test_observe_mode_prints_the_decision_and_ends_with_the_code_of_the_first_exit() -> None:
     sim = observed()
     sim.kill_rank(1)
     sim.run(0.5)
@@ -44,7 +44,7 @@ def test_the_decision_is_printed_and_the_job_ends_with_the_code_of_the_first_exi
     assert sim.state.world.generation == 1
 
 
-def test_a_rank_that_lost_its_peer_is_not_judged_before_the_peers_node() -> None:
+def test_observe_mode_judges_no_rank_that_lost_its_peer_before_the_node_of_that_peer() -> None:
     sim = observed()
     sim.node_dies("n2")
     sim.exit_rank(0, error=PEER_LOST)
@@ -54,14 +54,14 @@ def test_a_rank_that_lost_its_peer_is_not_judged_before_the_peers_node() -> None
     assert would_evict(sim) == ["n2"]
 
 
-def test_workers_that_do_not_end_are_not_waited_for_for_ever() -> None:
+def test_observe_mode_decides_although_other_workers_do_not_end() -> None:
     sim = observed()
     sim.kill_rank(1)
     sim.run_until(lambda: has_decided(sim), within_s=8.0)
     assert (would_evict(sim), sim.code) == ([], None)
 
 
-def test_a_spare_that_its_inspection_names_is_left_alone() -> None:
+def test_observe_mode_leaves_a_standby_alone_that_its_inspection_names() -> None:
     sim = observed()
     sim.alert("n3", alert())
     sim.run(8.0)

@@ -98,7 +98,7 @@ def test_an_answer_that_does_not_come_in_time_is_late_and_still_heard(job: Asked
     assert heard[1:] == [()]
 
 
-def test_what_has_answered_once_is_not_late(job: Asked) -> None:
+def test_a_question_that_was_answered_once_is_not_late(job: Asked) -> None:
     tell, heard = job.ask(within_s=10.0)
     job.hear(tell, 1, is_last=False)
     job.sim.run(30.0)
@@ -136,7 +136,7 @@ def test_a_stage_of_what_was_asked_for_is_written_down_and_is_no_answer(job: Ask
     assert (heard, stages(job)) == ([], [("shrink", True, "without n3")])
 
 
-def test_an_answer_to_a_question_of_another_controller_is_nothing(job: Asked) -> None:
+def test_an_answer_to_a_question_of_another_controller_is_ignored(job: Asked) -> None:
     _, heard = job.ask()
     assert job.core.on_answer(10_000, qs.StageOver(what="shrink", ok=True, detail=""), job.now) == []
     assert heard == []

@@ -81,7 +81,7 @@ def test_one_standby_and_two_that_pass_replace_a_group_of_three() -> None:
     assert fold(sim.journal).quick_tested == ("n6", "n2", "n10")
 
 
-def test_who_fails_or_is_silent_is_not_used() -> None:
+def test_nodes_that_fail_the_quick_test_or_are_silent_are_not_used() -> None:
     sim = suspects_group(one_passes_one_fails)
     sim.run_until(lambda: bool(requeues(sim)), within_s=20.0)
     assert set(requeues(sim)[0]) == set(GROUP)
@@ -91,14 +91,14 @@ def test_who_fails_or_is_silent_is_not_used() -> None:
     assert sim.state.quick_tested == ("n6", "n2"), "silence says nothing of a node"
 
 
-def test_a_test_without_an_answer_is_waited_for_within_a_bound() -> None:
+def test_a_quick_test_without_an_answer_is_waited_for_within_a_bound() -> None:
     sim = suspects_group(never)
     sim.run_until(lambda: bool(requeues(sim)), within_s=100.0)
     (found,) = sim.events(ev.QuickTested)
     assert (set(found.silent), 60.0 <= found.took_s <= 95.0) == (set(GROUP), True)
 
 
-def test_the_owner_ends_the_job_during_the_test() -> None:
+def test_an_order_to_end_during_a_quick_test_ends_the_job() -> None:
     sim = suspects_group(never)
     sim.term()
     assert (sim.run_to_end(within_s=60.0), sim.events(ev.QuickTested)) == (ExitCode.TERMINATED, [])

@@ -78,7 +78,7 @@ def test_steps_that_ended_in_nan_and_were_done_again_count_as_repeated() -> None
 
 @pytest.mark.parametrize("reports", [True, False])
 @pytest.mark.parametrize(("steps", "code"), [((30, 31, 30), 93), ((30, 32, 34, 36, 38), None)])
-def test_one_step_more_or_less_is_where_it_was_and_more_each_time_is_progress(
+def test_failures_a_step_apart_repeat_and_failures_further_on_each_time_are_progress(
     steps: tuple[int, ...], code: int | None, reports: bool
 ) -> None:
     """When a rank fails the others may not have told of their last step."""

@@ -99,7 +99,7 @@ def test_a_standby_that_fails_its_quick_test_is_replaced() -> None:
     assert evicted(sim) == {"n3"}
 
 
-def test_where_no_node_is_free_it_is_asked_again_later_and_later() -> None:
+def test_slurm_is_asked_ever_more_rarely_for_a_standby_if_no_node_is_free() -> None:
     sim = job_with("n4", leap_s=20.0)
     sim.cluster.set_node("n4", states=frozenset({"IDLE", "DRAIN"}), reason="being repaired")
     uses_the_standby(sim)
@@ -123,7 +123,7 @@ def test_where_no_node_is_free_it_is_asked_again_later_and_later() -> None:
     ],
     ids=["none", "only for faults", "both", "default"],
 )
-def test_the_partition_gives_standbys_only_where_that_is_configured(
+def test_the_partition_gives_standbys_only_if_that_is_configured(
     config: JobConfig, sources: tuple[CompanionPool, ...] | None
 ) -> None:
     sim = job_with(config=config)
@@ -141,7 +141,7 @@ def test_a_fault_waits_for_the_node_that_is_on_its_way() -> None:
     assert (sim.state.world.slots, len(borrowed(sim)), len(companions(sim))) == (("n1", "n4"), 1, 1)
 
 
-def test_a_fault_asks_itself_where_none_came() -> None:
+def test_a_fault_asks_for_a_node_itself_if_no_standby_came() -> None:
     loans = HeldLoans()
     sim = job_with("n4", replies={qs.BorrowNodes: loans})
     uses_the_standby(sim)
@@ -167,7 +167,7 @@ def test_slurm_that_never_answers_is_waited_for_within_a_bound() -> None:
     assert (ended, sim.state.spares) == ([(105,)], ()), "too late, it is given back"
 
 
-def test_the_next_controller_does_not_ask_twice() -> None:
+def test_the_next_controller_does_not_ask_twice_for_a_standby() -> None:
     sim = job_with("n4", "n5")
     uses_the_standby(sim)
     next_controller(sim)
@@ -186,7 +186,7 @@ def test_a_takeover_while_a_companion_waits_gives_it_back_and_asks_anew() -> Non
     assert sim.state.lenders == {"n4": companions(sim)[-1]}
 
 
-def test_observing_nothing_is_borrowed() -> None:
+def test_observe_mode_borrows_no_standby() -> None:
     config = JobConfig(mode="observe", companions=CompanionConfig(reservation="spares"))
     sim = job_with("n4", config=config)
     assert sim.controller is not None

@@ -102,7 +102,7 @@ def test_what_is_on_storage_is_not_written_again() -> None:
     assert (orders(sim, Save), len(written(sim))) == ({}, 1)
 
 
-def test_a_controller_ordered_to_end_meanwhile_asks_for_no_requeue() -> None:
+def test_a_controller_that_is_ordered_to_end_while_it_saves_asks_for_no_requeue() -> None:
     sim = loses_a_node(idle=("n1",))
     sim.run_until(lambda: sim.stage == "Saving", within_s=60.0)
     sim.term()
@@ -112,7 +112,7 @@ def test_a_controller_ordered_to_end_meanwhile_asks_for_no_requeue() -> None:
     assert sim.nodes["n1"].copies
 
 
-def test_without_the_node_that_has_to_write_nothing_is_waited_for() -> None:
+def test_a_node_that_dies_before_it_has_saved_its_parts_is_not_waited_for() -> None:
     sim = loses_a_node(3, idle=("n3",))
     sim.run_until(lambda: "n3" in ranks_saved(sim), within_s=60.0)
     sim.node_dies("n3")
@@ -133,7 +133,7 @@ def near_its_end(**more: Any) -> Sim:
     return sim
 
 
-def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
+def test_storage_is_waited_for_only_briefly_near_the_end_of_a_run() -> None:
     sim = near_its_end()
     assert LAST_STORE_S <= seconds_until(sim, lambda: bool(requeues(sim))) < LAST_STORE_S + 5
     (asked,) = sim.events(ev.RequeueStarted)

@@ -33,7 +33,7 @@ def hears(sim: Sim, *nodes: str, says: str, is_task: bool = False) -> None:
 
 
 def restarted(sim: Sim, generation: int = 2, step: int = 9) -> None:
-    """Training goes on from its newest step on the same nodes, and nobody is blamed."""
+    """Training goes on from its newest step on the same nodes, and no node is blamed."""
     slots, before = sim.state.world.slots, evicted(sim)
     gets_on(sim, generation)
     verdicts = [d.verdict for d in sim.events(ev.Decided)[-1:]]
@@ -77,7 +77,7 @@ def test_agents_of_one_step_that_end_one_after_the_other_are_one_incident(
     assert sim.state.world.incident is None
 
 
-def test_a_step_may_be_ended_again_and_again_while_training_gets_on() -> None:
+def test_the_agents_step_may_be_ended_again_and_again_while_training_gets_on() -> None:
     sim = trained(1, 1)
     for generation in range(2, 7):
         step = sim.step
@@ -87,14 +87,14 @@ def test_a_step_may_be_ended_again_and_again_while_training_gets_on() -> None:
     assert sim.code is None
 
 
-def test_agents_of_another_step_are_left_in_peace() -> None:
+def test_agents_of_another_srun_are_not_started_again() -> None:
     sim = trained(3, 1)
     sim.srun_ends("n2", "n4")
     restarted(sim)
     assert {node for nodes in starts(sim)[1:] for node in nodes} == {"n2", "n4"}
 
 
-def test_what_nodes_without_an_agent_keep_in_memory_is_found_again_by_the_next() -> None:
+def test_the_next_agent_of_a_node_finds_what_that_keeps_in_memory() -> None:
     sim = trained(4)
     sim.srun_ends("n2", "n3", "n4")
     restarted(sim)
@@ -124,7 +124,7 @@ def test_a_node_that_dies_long_after_its_srun_is_lost_as_early_as_ever() -> None
     assert evicted(sim) == {"n2"}
 
 
-def test_of_two_silent_nodes_the_one_whose_step_ended_is_not_blamed() -> None:
+def test_a_silent_node_whose_srun_ended_is_not_blamed_beside_a_dead_one() -> None:
     sim = trained(4, 2)
     sim.srun_ends("n2")
     sim.run(4.0)
@@ -136,7 +136,9 @@ def test_of_two_silent_nodes_the_one_whose_step_ended_is_not_blamed() -> None:
 
 @pytest.mark.parametrize("heard_s", [0.5, 1.0, 2.0, 3.0, 5.0])
 @pytest.mark.parametrize("is_gathering", [False, True], ids=["workers end", "a node is waited for"])
-def test_the_step_may_end_on_the_way_into_the_next_generation(is_gathering: bool, heard_s: float) -> None:
+def test_the_agents_step_may_end_on_the_way_into_the_next_generation(
+    is_gathering: bool, heard_s: float
+) -> None:
     sim = trained(4, pace=structs.replace(PACE, zygote_s=(12.0, 12.0)))
     if is_gathering:
         sim.agent_dies("n4", told=False)
@@ -151,7 +153,7 @@ def test_the_step_may_end_on_the_way_into_the_next_generation(is_gathering: bool
     assert sim.state.world.restored_step >= 9
 
 
-def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_the_job() -> None:
+def test_a_node_that_is_lost_after_the_end_of_an_agents_step_does_not_end_the_job() -> None:
     sim = trained(4, 2)
     sim.srun_ends("n2", says=STAYS)
     sim.run(2.0)
@@ -160,7 +162,7 @@ def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_t
     assert (sim.code, evicted(sim)) == (None, {"n4"})
 
 
-def test_a_requeue_beside_the_end_of_a_step_restores_what_its_nodes_keep_in_memory() -> None:
+def test_a_requeue_after_the_end_of_an_agents_step_restores_what_nodes_keep_in_memory() -> None:
     sim = trained(4)
     sim.srun_ends("n2")
     sim.run(2.0)
@@ -172,7 +174,7 @@ def test_a_requeue_beside_the_end_of_a_step_restores_what_its_nodes_keep_in_memo
     assert sim.state.world.restored_step >= 9
 
 
-def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> None:
+def test_a_controller_that_stood_still_when_the_agents_step_ended_blames_no_node() -> None:
     sim = trained(1, 1)
     sim.srun_ends("n1", "n2")
     sim.run(0.5)
@@ -181,7 +183,7 @@ def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> No
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 11.0])
-def test_the_end_of_a_step_that_an_earlier_controller_started_blames_nobody(apart_s: float) -> None:
+def test_the_end_of_an_agents_step_of_an_earlier_controller_blames_no_node(apart_s: float) -> None:
     sim = trained(2, 1)
     sim.controller_dies()
     sim.run_until(lambda: sim.stage == "Running", within_s=10.0)
@@ -190,7 +192,7 @@ def test_the_end_of_a_step_that_an_earlier_controller_started_blames_nobody(apar
     assert len(sim.events(ev.IncidentOpened)) == 1
 
 
-def test_agents_that_end_with_their_step_while_no_controller_lives_blame_nobody() -> None:
+def test_agents_that_end_with_their_step_while_no_controller_lives_blame_no_node() -> None:
     sim = trained(2, 1)
     sim.controller_dies()
     for node in ("n1", "n2"):
@@ -207,7 +209,7 @@ def test_an_agent_that_ends_alone_while_no_controller_lives_is_started_again() -
     restarted(sim)
 
 
-def test_observe_mode_would_evict_nobody_for_the_end_of_the_step() -> None:
+def test_observe_mode_would_evict_no_node_for_the_end_of_the_agents_step() -> None:
     sim = trained(1, 1, config=JobConfig(mode="observe"))
     sim.srun_ends("n1", "n2", says=INSANE, apart_s=0.3)
     sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=30.0)

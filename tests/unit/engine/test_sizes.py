@@ -76,7 +76,7 @@ def test_storage_is_cut_up_for_another_number_of_ranks(nodes: int) -> None:
     assert orders(sim, Launch)["n1"].restore_layout == "", "its own checkpoints it takes as they are"
 
 
-def test_what_only_memory_has_goes_to_storage_first() -> None:
+def test_what_only_memory_has_goes_to_storage_before_another_number_of_ranks_begins() -> None:
     sim = starts(stopped(2), 3)
     written = list(orders(sim, Save).values())
     assert sorted(rank for order in written for rank in order.ranks) == [0, 1, 2, 3]

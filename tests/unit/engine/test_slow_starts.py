@@ -55,7 +55,7 @@ def test_one_agent_that_never_comes_is_late_when_the_others_have() -> None:
     assert 60 <= sim.now < 65
 
 
-def test_where_no_node_gets_ready_the_job_ends_after_a_stated_time() -> None:
+def test_a_job_of_which_no_node_gets_ready_ends_after_a_stated_time() -> None:
     sim = begun(2, imports_s={"n1": NEVER_S, "n2": NEVER_S})
     sim.run(890.0)
     assert sim.code is None

@@ -54,7 +54,7 @@ def test_the_rank_that_is_heard_last_may_have_been_spoiled_first() -> None:
     assert sim.events(ev.Decided)[0].reason.startswith(ended.reason)
 
 
-def test_other_troubles_leave_the_newest_step() -> None:
+def test_a_fault_without_nan_restores_the_newest_step() -> None:
     sim = trained()
     sim.kill_rank(1)
     begins(sim, 2)
@@ -71,7 +71,7 @@ def test_weights_that_were_spoiled_before_the_loss_showed_it_are_left_for_older_
     assert sim.events(ev.GenerationEnded)[-1].sealed_step == -1
 
 
-def test_numbers_that_come_again_without_progress_end_the_job() -> None:
+def test_nan_that_comes_again_without_progress_ends_the_job() -> None:
     sim = trained()
     sim.spoil_rank(1)
     sim.nodes["n2"].spoils = True
@@ -79,7 +79,7 @@ def test_numbers_that_come_again_without_progress_end_the_job() -> None:
     assert sim.state.world.best_step == 10
 
 
-def test_checkpoints_that_storage_lists_later_count_up_to_there_too() -> None:
+def test_checkpoints_that_storage_lists_later_count_up_to_the_last_finite_step() -> None:
     sim = trained(config=structs.replace(UNTESTED, checkpoint=CheckpointConfig(memory=False)))
     sim.storage.write(CheckpointId(step=11, generation=1), ranks=(0, 1), world_size=2)
     waiting: list[Tell] = []

@@ -53,7 +53,7 @@ def rounds(sim: Sim) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])
-def test_all_ranks_are_shown_and_the_training_is_let_be(mode: Literal["act", "observe"]) -> None:
+def test_stacks_of_all_ranks_are_shown_and_training_is_let_be(mode: Literal["act", "observe"]) -> None:
     sim = job(mode=mode)
     taken = take_stacks(sim)
     assert [stack.rank for stack in taken.stacks] == [0, 1, 2, 3]
@@ -64,7 +64,7 @@ def test_all_ranks_are_shown_and_the_training_is_let_be(mode: Literal["act", "ob
     assert opened(sim) == []
 
 
-def test_a_large_job_is_shown_in_pieces() -> None:
+def test_stacks_of_a_large_job_are_shown_in_pieces() -> None:
     sim = job(20)
     sizes: list[int] = []
     taken = take(lambda wish: ask(sim, wish), lambda n, _: sizes.append(n), lambda: sim.run(1.0))
@@ -91,7 +91,7 @@ def test_two_persons_together_see_the_same_sample_round() -> None:
     assert rounds(sim) == [first.number]
 
 
-def test_a_script_does_not_keep_the_nodes_at_it() -> None:
+def test_a_script_that_asks_for_stacks_again_and_again_does_not_keep_nodes_busy() -> None:
     sim = job()
     for _ in range(3):
         assert take_stacks(sim).stacks
@@ -101,7 +101,7 @@ def test_a_script_does_not_keep_the_nodes_at_it() -> None:
     assert len(rounds(sim)) == 2
 
 
-def test_stacks_that_nobody_fetches_are_forgotten() -> None:
+def test_stacks_that_are_not_fetched_are_forgotten() -> None:
     sim = job()
     shown = ask(sim)
     sim.run(2.0)
@@ -121,7 +121,7 @@ def test_stacks_that_an_earlier_controller_was_to_get_are_not_those_of_this_one(
         assert len(core.stacks.all()) == taken
 
 
-def test_between_two_generations_there_is_nothing_to_see() -> None:
+def test_no_stacks_are_shown_between_two_generations() -> None:
     sim = job()
     sim.answer(qs.TestNodes, never)
     all_wait(sim)
@@ -168,7 +168,7 @@ def test_a_person_takes_no_sample_round_away_from_the_policy() -> None:
     sim = job()
     stacks, now = controller(sim).core.stacks, controller(sim).now
     stacks.ask(now())
-    sim.run(3.0)  # all have answered, and nobody has looked yet
+    sim.run(3.0)  # all have answered, and no policy has looked yet
     (number,) = rounds(sim)
     assert ask(sim).number == number
     assert stacks.taken(now()) is not None

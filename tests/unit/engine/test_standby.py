@@ -163,7 +163,7 @@ def test_a_hiccup_of_a_standby_is_no_loss() -> None:
     assert loses_n2(sim) == ("n1", "n3")
 
 
-def test_a_silent_standby_is_taken_where_there_is_no_other() -> None:
+def test_a_silent_standby_is_taken_if_there_is_no_other() -> None:
     sim = trained(2, 1)
     hiccups(sim)
     sim.node_dies("n2")
@@ -233,14 +233,14 @@ def test_standbys_rehearse_one_after_the_other_when_training_has_settled() -> No
     [JobConfig(standby=StandbyConfig(rehearse=False, test_s=0)), JobConfig(mode="observe")],
     ids=["switched off", "observing"],
 )
-def test_nothing_is_tested_and_rehearses(config: JobConfig) -> None:
+def test_no_standby_is_tested_or_rehearses_in_observe_mode_or_if_switched_off(config: JobConfig) -> None:
     sim = trained(2, 1, config=config)
     settles(sim, 10.0)
     assert (ordered(sim), under_test(sim)) == ([], [])
     assert stages(sim) == {"n3": StandbyStage.LOADED}
 
 
-def test_an_order_that_is_lost_comes_again() -> None:
+def test_an_order_to_rehearse_that_is_lost_comes_again() -> None:
     sim = trained(2, 2, config=ONLY_REHEARSALS)
     sim.run_until(lambda: bool(ordered(sim)), within_s=SETTLED_S)
     sim.partition("n3")  # before it arrives
@@ -366,7 +366,7 @@ def test_each_standby_is_tested_once_when_training_has_settled_and_before_it_reh
     assert under_test(sim) == ["n3", "n4"]
 
 
-def test_a_standby_that_fails_is_evicted_before_it_is_needed_once_the_test_is_known_to_be_sound() -> None:
+def test_a_standby_that_fails_its_quick_test_is_evicted_once_that_is_known_to_be_sound() -> None:
     sim = after_tests(broken("n3"), "n3")
     assert evicted(sim) == set(), "the test itself may be at fault"
     assert stages(sim)["n3"] is StandbyStage.TEST_FAILED
@@ -375,19 +375,19 @@ def test_a_standby_that_fails_is_evicted_before_it_is_needed_once_the_test_is_kn
     assert (opened(sim), sim.state.spares) == ([], ("n4",))
 
 
-def test_the_only_standby_is_evicted_when_it_fails() -> None:
+def test_the_only_standby_is_evicted_when_it_fails_its_quick_test() -> None:
     sim = after_tests(broken("n3", spares=1), "n3")
     assert "quick test failed" in sim.state.evicted["n3"]
 
 
-def test_quick_tests_that_fail_alike_convict_nobody() -> None:
+def test_quick_tests_that_fail_alike_convict_no_node() -> None:
     sim = after_tests(broken("n3", "n4"), "n3", "n4")
     assert evicted(sim) == set()
     assert sum("quick tests fail alike" in text for text in sim.said) == 1
     assert loses_n2(sim) == ("n1", "n3")
 
 
-def test_a_standby_that_gives_no_answer_is_taken_last_and_convicted_of_nothing() -> None:
+def test_a_standby_whose_quick_test_has_no_answer_is_taken_last_and_convicted_of_nothing() -> None:
     tests = HeldTests()
     sim = trained(2, 2, config=ONLY_TESTS, replies={qs.TestNodes: tests})
     for node, outcome in (("n3", None), ("n4", Outcome.PASS)):
@@ -400,7 +400,7 @@ def test_a_standby_that_gives_no_answer_is_taken_last_and_convicted_of_nothing()
     assert evicted(sim) == {"n2"}
 
 
-def test_a_test_without_an_end_is_ended_and_is_no_answer() -> None:
+def test_a_quick_test_without_an_end_is_ended_and_is_no_answer() -> None:
     tests = HeldTests()
     sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: tests})
     settles(sim, ONLY_TESTS.standby.test_s + MARGIN_S + 3.0)
@@ -433,7 +433,7 @@ def test_a_standby_under_test_is_taken_and_what_its_test_says_then_does_not_coun
     assert under_test(sim) == ["n3", "n4"]
 
 
-def test_a_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_again() -> None:
+def test_a_quick_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_again() -> None:
     sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
     until_stage(sim, "n3", StandbyStage.TESTING)
     for node in ("n1", "n2"):
@@ -450,7 +450,7 @@ def test_a_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_a
     assert under_test(sim) == ["n3", "n3"]
 
 
-def test_a_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
+def test_a_quick_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
     tests = HeldTests()
     sim = trained(1, 1, config=ONLY_TESTS, replies={qs.TestNodes: tests})
     for generation in range(2, MAX_TESTS + 3):
@@ -467,7 +467,7 @@ def test_the_next_controller_tests_no_standby_twice() -> None:
     assert under_test(sim) == ["n3", "n4"]
 
 
-def test_the_next_controller_waits_for_the_end_of_a_test_that_it_did_not_begin() -> None:
+def test_the_next_controller_waits_for_the_end_of_a_quick_test_that_it_did_not_begin() -> None:
     """Nothing ends that test, and two at a time on the same GPUs fail each other."""
     sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
     until_stage(sim, "n3", StandbyStage.TESTING)

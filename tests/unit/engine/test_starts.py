@@ -1,4 +1,4 @@
-"""Agents that do not start: reported with Slurm's message, tried again where that helps, blamed on nobody."""
+"""Agents that do not start: reported with Slurm's message, tried again if that helps, blamed on no node."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_never_lets_agents_start_ends_the_job_after_a_quarter_of_an_hour(sa
     assert says in sim.events(ev.RunEnded)[-1].reason
 
 
-def test_a_training_whose_agents_came_before_waits_for_what_keeps_all_of_them_away() -> None:
+def test_a_training_whose_agents_came_before_waits_while_something_keeps_them_away() -> None:
     """No cause is known, so it may pass: nothing that was computed is given up for it."""
     sim = requeued()
     srun_ends_again_and_again(sim, UNKNOWN, times=5)
@@ -118,13 +118,13 @@ def test_before_the_first_training_two_failures_that_name_no_cause_are_enough() 
     assert starts(sim) == [("n1", "n2", "n3"), ("n1", "n2")]
 
 
-def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
+def test_no_node_is_evicted_if_no_agent_comes_at_all() -> None:
     sim = unstarted()
     assert sim.run_to_end(within_s=700.0) == ExitCode.DO_NOT_REQUEUE
     assert evicted(sim) == set()
 
 
-def test_a_node_that_slurm_calls_down_is_left_on_its_word() -> None:
+def test_a_node_that_slurm_calls_down_is_replaced_on_its_word() -> None:
     sim = unstarted()
     sim.run(1.0)
     sim.node_dies("n2")
@@ -196,7 +196,7 @@ def test_a_requeued_training_is_not_lost_to_a_node_that_dies_while_agents_start(
 # -- agents that end, and second ones --------------------------------------------------------------
 
 
-def test_of_two_agents_of_one_node_the_second_is_ordered_to_end() -> None:
+def test_the_second_of_two_agents_on_a_node_is_ordered_to_end() -> None:
     sim = Sim(2, 1, seed=1, pace=PACE, steps=400)
     sim.no_agent["n2"] = ""
     sim.run(30.0)
@@ -243,7 +243,7 @@ def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() 
     assert sim.state.evicted == {"n2": f"the agent on n2 ended again ({killed})"}
 
 
-def test_no_silence_is_waited_for_where_slurm_says_that_the_agent_ended() -> None:
+def test_no_silence_is_waited_for_if_slurm_says_that_an_agent_ended() -> None:
     sim = trained(2, 1)
     sim.agent_dies("n2")
     sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=sim.config.timings.node_dead_s / 2)
@@ -257,7 +257,7 @@ def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
     assert "on n2: srun: error: n2: task 0: Out Of Memory: ask for more memory" in decision(sim).reason
 
 
-def test_the_end_of_the_step_under_a_training_is_reported() -> None:
+def test_the_end_of_the_agents_step_under_a_training_is_reported() -> None:
     sim = trained(2, 1)
     srun_ends(sim, "slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
     gets_on(sim, 1)

@@ -34,7 +34,7 @@ def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:
     assert gone.incident == 1
 
 
-def test_an_unfit_spare_is_suspected_without_an_incident() -> None:
+def test_an_unfit_standby_is_suspected_without_an_incident() -> None:
     sim = trained(2, 1)
     sim.alert("n3", BAD_GPU)
     sim.run_until(lambda: "n3" in evicted(sim), within_s=90.0)
@@ -43,7 +43,7 @@ def test_an_unfit_spare_is_suspected_without_an_incident() -> None:
 
 
 @pytest.mark.parametrize("t", [1.7e9, 1.7e9 + 0.123456])
-def test_the_epilog_accepts_what_is_written(tmp_path: Path, t: float) -> None:
+def test_the_epilog_accepts_a_suspect_that_a_job_has_written(tmp_path: Path, t: float) -> None:
     directory = JobDirectory(tmp_path)
     suspect = Suspect(node="n2", job_id=7, t=t, reason="silent", symptom="node lost", evidence=("a",))
     for _ in range(2):  # again after a second eviction

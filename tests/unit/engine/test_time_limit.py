@@ -48,18 +48,18 @@ def test_runs_without_a_step_are_not_requeued_for_ever(after_s: float) -> None:
 
 
 @pytest.mark.parametrize("reports", [True, False])
-def test_a_new_step_begins_the_count_anew(reports: bool) -> None:
+def test_a_new_step_begins_the_count_of_runs_anew(reports: bool) -> None:
     sim = job(limit_s=60.0)
     sim.training.reports = reports
     for run in range(1, 8):
-        # As far as anybody knows, a script that does not report its steps gets further with each of them.
+        # To a controller, a script that does not report its steps gets further with each of them.
         trains = run % 3 == 0
         sim.training.step_s = 5.0 if trains else NO_STEP_S
         assert ends(sim, after_s=30.0, when=lambda trains=trains: sim.step >= 0 or not trains)
     assert requeues(sim) == [()] * 7
 
 
-def test_steps_that_are_only_repeated_count_for_nothing() -> None:
+def test_runs_that_only_repeat_steps_are_not_requeued_for_ever() -> None:
     sim = trained(2, 1)
     sim.answer(qs.AskAboutRun, always(Sentence(running=True, left_s=5.0)))  # no checkpoint can be waited for
     for node in sim.nodes.values():
@@ -72,7 +72,7 @@ def test_steps_that_are_only_repeated_count_for_nothing() -> None:
     assert sim.code == ExitCode.DO_NOT_REQUEUE
 
 
-def test_a_controller_that_goes_on_asking_does_not_count_as_a_run() -> None:
+def test_a_controller_that_goes_on_asking_for_a_requeue_does_not_count_as_a_run() -> None:
     sim = job()
     sim.answer(qs.BeginRequeue, never)
     sim.run_until(lambda: sim.stage == "Running", within_s=60.0)

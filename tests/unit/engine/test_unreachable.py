@@ -66,7 +66,7 @@ def test_standbys_that_are_missing_come_from_the_reservation(spares: int, lent: 
     assert (evicted(sim), requeues(sim)) == (set(), [])
 
 
-def test_where_the_reservation_has_too_few_the_nodes_are_waited_for_as_ever() -> None:
+def test_nodes_out_of_reach_are_waited_for_if_the_reservation_has_too_few() -> None:
     sim = reserving(4, 1)
     cut(sim, "n3", "n4", seconds=60.0)
     assert len(borrowed(sim)) == 1
@@ -134,19 +134,19 @@ def test_a_node_that_falls_silent_later_is_replaced_too() -> None:
     assert sim.state.world.slots == ("n1", "n2", "n6", "n7", "n8")
 
 
-def test_where_a_standby_is_heard_the_controller_is_not_cut_off() -> None:
+def test_a_controller_that_hears_a_standby_is_not_cut_off() -> None:
     sim = reserving(4, 1, "n6", "n7")
     cut(sim, "n2", "n3", "n4", seconds=45.0)
     assert sim.state.world.slots == ("n1", "n5", "n6", "n7")
 
 
-def test_a_controller_that_hears_nobody_borrows_nothing() -> None:
+def test_a_controller_that_hears_no_other_node_borrows_nothing() -> None:
     sim = reserving(4, 0, "n5", "n6", "n7")
     cut(sim, "n2", "n3", "n4", seconds=60.0)
     assert (sim.stage, borrowed(sim)) == ("Unreachable", [])
 
 
-def test_collectives_have_time_to_go_on_when_the_network_does() -> None:
+def test_collectives_have_time_to_go_on_after_the_network_does() -> None:
     sim = trained(4, config=PLAIN)
     cut(sim, "n2", "n3", "n4", seconds=45.0)
     sim.network.heal()
@@ -239,7 +239,7 @@ def all_but_shared(sim: Sim) -> None:
     ids=["own", "own and a peer's", "own is newer", "not the shared one", "all but the shared one"],
 )
 @pytest.mark.parametrize("apart_s", [0.0, 3.0])
-def test_whatever_the_survivor_has_what_is_missing_is_named(
+def test_missing_parts_are_named_whatever_the_survivor_has(
     prepare: Callable[[Sim], None], said: str, apart_s: float
 ) -> None:
     sim = shared(stored=True)

@@ -55,7 +55,7 @@ def hear(sim: Sim, sender: str, **message: object) -> str:
     return text
 
 
-def test_an_agent_of_the_same_version_is_not_worth_a_word() -> None:
+def test_no_line_is_written_about_agents_of_the_same_version() -> None:
     sim = job()
     assert not any("protocol" in text for text in (*notes(sim), *sim.said))
     assert [event.protocol for event in sim.events(ev.AgentJoined)] == [PROTOCOL] * 3
@@ -103,7 +103,7 @@ def test_a_message_of_a_newer_agent_is_refused_by_name() -> None:
     )
 
 
-def test_a_heartbeat_that_cannot_be_read_is_no_silence_without_a_reason() -> None:
+def test_a_heartbeat_that_cannot_be_read_is_refused_with_the_reason() -> None:
     assert hear(trained(2), "n2", kind="heartbeat", node="n9", protocol=7) == (
         f"agent on n9 speaks protocol 7, this controller {PROTOCOL}: message 'heartbeat' cannot be read "
         "(Object missing required field `agent`) and is refused"

@@ -1,4 +1,4 @@
-"""An agent's silence alone evicts nobody: its node and the other ranks are asked first."""
+"""An agent's silence alone evicts no node: its node and the other ranks are asked first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import blames_nobody, evicted, gets_on, opened, starts, trained
+from tests.unit.engine.stories import blames_no_node, evicted, gets_on, opened, starts, trained
 
 DEAD_S = 5.0
 
@@ -96,4 +96,4 @@ def test_a_stopped_agent_while_workers_are_stopped_is_waited_for() -> None:
 def test_many_stalled_agents_are_judged_together() -> None:
     sim = stalls("n2", "n3", "n4", ranks=(1, 2, 3))
     sim.run(40.0)
-    assert (sim.stage, blames_nobody(sim)) == ("Unreachable", True)
+    assert (sim.stage, blames_no_node(sim)) == ("Unreachable", True)

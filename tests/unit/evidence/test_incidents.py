@@ -75,7 +75,7 @@ def test_a_node_that_was_silent_while_slow_training_was_sampled_is_in_the_report
     assert report.events[0] == silent
 
 
-def test_while_nodes_are_tested_nobody_is_blamed() -> None:
+def test_no_node_is_blamed_while_nodes_are_tested() -> None:
     until_tested = incident_journal.not_a_number()[:3]
     report = incident_reports([*incident_journal.start(), *until_tested])[0]
     assert (report.testing, report.blame, report.verdict) == (True, None, None)
