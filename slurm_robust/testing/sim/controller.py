@@ -53,7 +53,8 @@ UNSEEN: Final = (
 )
 """What is done without any trace in a simulated job."""
 
-SLOW_TESTS = ("gemm", "memory")
+LONG_TESTS = ("gemm", "memory")
+"""What nodes are tested for if the test is no quick one."""
 
 
 class SimController:
@@ -124,9 +125,7 @@ class SimController:
             qs.Prune: self._prune,
             qs.GiveBack: self._give_back,
             qs.ShrinkJob: lambda asked: self._shrink(asked.nodes),
-            qs.TestNodes: lambda asked: self._tested(
-                asked.nodes, TESTS if asked.quick else ("gemm", "memory")
-            ),
+            qs.TestNodes: lambda asked: self._tested(asked.nodes, TESTS if asked.quick else LONG_TESTS),
             qs.ReplayTraining: lambda asked: Diagnosis(reason="the replay showed no difference"),
             qs.EndCompanions: self._end_companions,
             qs.SweepCompanions: self._sweep,

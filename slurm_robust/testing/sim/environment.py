@@ -57,8 +57,7 @@ class SimulatedPace(Record):
     srun_aborts_s: float = math.inf
     """Seconds until an srun with a dead node ends on all of its nodes (Slurm 22.05); inf: it goes on."""
     zygote_s: tuple[float, float] = (1.0, 4.0)
-    """Seconds from its start until it can fork workers."""
-    fork_s: tuple[float, float] = (0.02, 0.2)
+    """Seconds from the start of a zygote until it can fork workers, and for it to load more modules."""
     restore_s: tuple[float, float] = (1.0, 4.0)
     term_s: tuple[float, float] = (0.05, 1.5)
     """Seconds from SIGTERM until a worker ends."""
@@ -73,8 +72,7 @@ class SimulatedPace(Record):
     lend_s: float = 2.0
     """Seconds until companions lend their nodes; those that have none by then are cancelled."""
     peers_notice_s: tuple[float, float] | None = None
-    """Seconds from the end of a rank until the others, which lost it, end too; None: they wait for it.
-    """
+    """Seconds from the end of a rank until the others, which lost it, end too; None: they wait for it."""
     turn_s: float = 0.25
     """Seconds between two turns of a controller's loop without news."""
     rest_s: float = 0.02

@@ -143,13 +143,13 @@ class Sim:
         self.refuses_requeue = False
         """Slurm requeues the job for nothing in the world (``--no-requeue``)."""
         self.no_agent: dict[str, str] = {}
-        """Nodes on which srun starts no agent, and the line with which it ends; "": it says nothing."""
+        """Nodes on which srun starts no agent, and the line with which its task there ends, "" for none."""
         self.takes_snapshots = True
         """Ranks keep their state of each step in memory, as far as ``checkpoint.memory`` wants it."""
         self.refusals: dict[str, tuple[str, ExitCode]] = {}
-        """Nodes on which an agent cannot begin, why, and the job's exit code if too many cannot."""
+        """Nodes on which an agent refuses to begin, why, and the job's exit code if too many do."""
         self.refused: set[str] = set()
-        """Nodes on which an agent could not begin, since storage refused: they look broken."""
+        """Nodes on which an agent has refused to begin since storage failed: they look broken."""
         self.deaths: list[int] = []
         """After how many more events in the journal each controller dies, before it does what these say."""
         self._given: list[Callable[[SimController], None]] = []  # signals to the batch script of this run
@@ -364,8 +364,7 @@ class Sim:
         for controller in [c for c in self._controllers if c.host == name]:
             self._lose(controller)
         node.die()
-        down = partial(self._give_up_node, name, node.clock_s)
-        self.env.timeline.after(self.env.pace.slurm_gives_up_s, down)
+        self.env.timeline.after(self.env.pace.slurm_gives_up_s, partial(self._give_up_node, name))
 
     def node_returns(self, name: str) -> None:
         """Boot a dead node; Slurm takes it from the job and gives it to the next ones."""
@@ -549,11 +548,11 @@ class Sim:
             self.nodes,
             FakeSlurm(self.cluster, reaches=lambda: self.network.passes(host, SLURMCTLD)),
             self._allocation,
-            say=lambda text: self.said.append(text),
+            say=self.said.append,
             over=self._on_exit,
             start_agent=self._start_agent,
             requeue=self._requeue,
-            asked=self._note_question,
+            asked=self.asked.append,
             wrote=self._on_written,
             taken_from=taken_from,
             why=why,
@@ -576,9 +575,6 @@ class Sim:
         elif self.nodes[name].is_up and self.controller is not None:
             self.refused.add(name)
             self.controller.hear_refusal(name, "the job's folder cannot be read: Permission denied")
-
-    def _note_question(self, asked: qs.Question[Any]) -> None:
-        self.asked.append(asked)
 
     def _on_written(self, controller: SimController) -> None:
         if self.deaths:
@@ -747,7 +743,7 @@ class Sim:
         except SlurmError:
             pass  # it starts later
 
-    def _give_up_node(self, name: str, clock_s: float) -> None:
+    def _give_up_node(self, name: str) -> None:
         if not self.nodes[name].is_up:
             self._take_from_job(name, "Not responding")
 

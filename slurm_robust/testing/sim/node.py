@@ -89,18 +89,17 @@ class SimNode:
         self.lag_s: float | None = None
         """Seconds that its copies say they take to its peer, in place of those that they take."""
         self.writes = True
-        """What it is told to put on storage gets there; False: it never does, and the node does not say so.
-        """
+        """What it is told to put on storage gets there; False: nothing does, and the node does not say so."""
         self.refuses = ""
-        """Why it can put nothing on storage, "" if it can."""
-        self.zygote_s = env.pace.zygote_s
-        """Seconds from the start of its agent until that can fork workers."""
+        """Why it can put nothing on storage, as it says itself; "" if it can."""
+        self.unwritable: set[int] = set()
+        """Steps of which alone it can put nothing on storage, since that is full, as it says itself."""
+        self.zygote_s: tuple[float, float] | None = None
+        """Seconds from the start of a zygote here until it can fork workers; None: as everywhere."""
         self.protocol = PROTOCOL
         """The version of the messages that its agents say they speak."""
         self.dying_s = 0.0
-        """For so long workers that are told to end give memory back before they do."""
-        self.unwritable: set[int] = set()
-        """Steps of which it cannot save a part on storage."""
+        """Seconds for which workers that are told to end give memory back before they do."""
         self.spent: dict[str, float] = {}
         """Seconds that its ranks have spent in phases, by their step records."""
         self.ahead_s = 0.0
@@ -472,7 +471,7 @@ class SimAgent:
             unfit = self.node.unfit
             self.take(Fatal(reason=unfit) if unfit else Ready(import_s=self._env.now - begun))
 
-        self._after(self.node.zygote_s, over)
+        self._after(self.node.zygote_s or self._env.pace.zygote_s, over)
 
     def _spawn(self, launch: msg.Launch) -> None:
         env = self._env
