@@ -19,7 +19,7 @@ from slurm_robust.report.status import status_at
 from slurm_robust.run.preflight import check_history
 from slurm_robust.testing.sim.environment import Tell, never
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, trained
+from tests.unit.engine.stories import PACE, mute, trained, writes
 
 KILL_WAIT_S = 30.0
 """Slurm's default, from TERM to KILL."""
@@ -39,8 +39,7 @@ def running() -> Sim:
 
 def localising() -> Sim:
     sim = running()
-    for node in sim.nodes.values():
-        node.is_mute = True
+    mute(sim)
     sim.hang_rank(0)
     return comes_to(sim, "Localising", within_s=2000.0)
 
@@ -70,8 +69,7 @@ def under_test() -> Sim:
 
 def saving() -> Sim:
     sim = trained(2)
-    for node in sim.nodes.values():
-        node.writes = False
+    writes(sim, anything=False)
     sim.node_dies("n2")
     return comes_to(sim, "Saving")
 

@@ -20,17 +20,12 @@ from slurm_robust.model.findings import Alert
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState, encode, read
-from slurm_robust.testing.sim.controller import SimController
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress
 from tests.builders.state import job_state
 from tests.unit.engine import stories
+from tests.unit.engine.stories import controller_of
 from tests.waiting import wait_for
-
-
-def controller_of(sim: Sim) -> SimController:
-    assert sim.controller is not None
-    return sim.controller
 
 
 class Watched:

@@ -21,7 +21,7 @@ from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.util import output
 from tests.builders.state import job_state
-from tests.unit.engine.stories import PACE, gets_on
+from tests.unit.engine.stories import PACE, controller_of, core_of, gets_on
 from tests.waiting import wait_for
 
 
@@ -171,14 +171,13 @@ def test_the_first_step_is_done_when_the_slowest_rank_has_done_it() -> None:
     sim = Sim(3, pace=structs.replace(PACE, step_s=1000.0))
     sim.run_until(lambda: sim.stage == "Running", within_s=60.0)
     sim.run(41.0)
-    assert sim.controller is not None
-    core, now = sim.controller.core, sim.controller.now()
+    core, now = core_of(sim)
     for node, age_s in (("n1", 0.0), ("n2", 40.0), ("n3", 40.0)):
         real = core.fleet.heartbeat(node)
         assert real is not None
         progress = tuple(structs.replace(p, step=20, age_s=age_s) for p in real.progress)
         core.on_heartbeat(structs.replace(real, seq=real.seq + 100, progress=progress), now)
-    sim.controller.turn()
+    controller_of(sim).turn()
     (launched,), (first,) = sim.events(ev.GenerationLaunched), sim.events(ev.FirstStep)
     assert (first.step, first.t) == (20, now.wall)
     assert f"first step (step 20) is done, {now.wall - launched.t:.1f} s after the launch" in sim.said[-1]

@@ -21,13 +21,13 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.testing.sim.environment import Reply, Tell
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import requeues, trained
+from tests.unit.engine.stories import controller_of, requeues, seconds_until, trained
 
 SILENT = SlurmAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
 TAKEN, DONE = SlurmAnswer(said=RequeueStatus.TAKEN), SlurmAnswer(said=RequeueStatus.DONE)
 
 
-def always(*answers: SlurmAnswer) -> Reply:
+def answering(*answers: SlurmAnswer) -> Reply:
     """Slurm says all of this each time that it is asked, and may say more."""
 
     def reply(asked: qs.BeginRequeue, tell: Tell) -> None:
@@ -39,23 +39,20 @@ def always(*answers: SlurmAnswer) -> Reply:
 
 def leaving(*answers: SlurmAnswer, reply: Reply | None = None) -> Sim:
     """A job that has lost a node and asks for its requeue, to which Slurm says ``answers`` each time."""
-    sim = trained(2, to=3, replies={qs.BeginRequeue: reply or always(*answers)})
+    sim = trained(2, to=3, replies={qs.BeginRequeue: reply or answering(*answers)})
     sim.node_dies("n2")
     sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
     return sim
 
 
 def term_comes(sim: Sim) -> None:
-    assert sim.controller is not None
-    sim.controller.order_to_end("ordered to end by SIGTERM")
+    controller_of(sim).order_to_end("ordered to end by SIGTERM")
 
 
 def told_to_end(sim: Sim) -> float:
     """TERM comes; seconds until the controller ends."""
-    before = sim.now
     term_comes(sim)
-    sim.run_until(lambda: sim.stage != "Requeueing", within_s=60.0)
-    return sim.now - before
+    return seconds_until(sim, lambda: sim.stage != "Requeueing")
 
 
 def complaints(sim: Sim) -> int:
@@ -73,7 +70,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
     status = status_at(JobView(events=sim.journal), sim.clock.now)
     assert status.phase == "requeueing"
     assert "Unable to contact slurm controller" in status.reason
-    sim.answer(qs.BeginRequeue, always(TAKEN, DONE))
+    sim.answer(qs.BeginRequeue, answering(TAKEN, DONE))
     asked = len(requeues(sim))
     sim.run_until(lambda: len(requeues(sim)) > asked, within_s=LONGEST_PAUSE_S + 1.0)
     sim.run(1.0)
@@ -85,7 +82,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
 def test_a_refusal_ends_the_job_with_slurms_message() -> None:
     message = "Slurm does not requeue the job: Requested operation is presently disabled"
     sim = leaving(SILENT)
-    sim.answer(qs.BeginRequeue, always(SlurmAnswer(said=RequeueStatus.REFUSED, detail=message)))
+    sim.answer(qs.BeginRequeue, answering(SlurmAnswer(said=RequeueStatus.REFUSED, detail=message)))
     assert sim.run_to_end(within_s=60.0) == ExitCode.DO_NOT_REQUEUE
     assert sim.state.ended is not None
     assert message in sim.state.ended.reason
@@ -171,7 +168,7 @@ def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
 def test_the_next_controller_goes_on_asking_for_a_requeue() -> None:
     sim = leaving(SILENT)
     sim.controller_dies()
-    sim.answer(qs.BeginRequeue, always())
+    sim.answer(qs.BeginRequeue, answering())
     asked = len(requeues(sim))
     sim.run(10.0)
     assert (sim.stage, requeues(sim)[asked:]) == ("Requeueing", [("n2",)])

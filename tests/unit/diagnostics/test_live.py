@@ -29,7 +29,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Refused, ShowStacks, StacksShown
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
-from tests.unit.engine.stories import trained
+from tests.unit.engine.stories import controller_of, trained
 from tests.unit.report.test_logs import ENDED, STARTED
 
 SLOTS = ("n1", "n2", "n3", "n4")
@@ -87,8 +87,7 @@ def controller(directory: JobDirectory, sim: Sim) -> Iterator[None]:
 
         def answer(wish: object) -> StacksShown:
             assert isinstance(wish, ShowStacks)
-            assert sim.controller is not None
-            shown = sim.controller.show_stacks(wish)
+            shown = controller_of(sim).show_stacks(wish)
             sim.run(1.0)
             return shown
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec import structs
 
 from slurm_robust.engine import questions as qs
+from slurm_robust.engine.clock import Now
+from slurm_robust.engine.core import Core
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.slurm.records import Reservation
+from slurm_robust.testing.sim.controller import SimController
 from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import doing, waiting
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=qs.Question[Any])
 
 PACE = SimulatedPace(step_s=2.0, turn_s=0.5)
 
@@ -39,10 +45,14 @@ def begins(sim: Sim, generation: int) -> None:
     sim.run_until(lambda: sim.stage == "Running", within_s=1.0)
 
 
+def launched(sim: Sim) -> ev.GenerationLaunched:
+    """The launch of the newest generation."""
+    return sim.events(ev.GenerationLaunched)[-1]
+
+
 def restored(sim: Sim) -> tuple[int, dict[str, int]]:
     """The step from which the newest generation began, and how many parts of it came from where."""
-    launched = sim.events(ev.GenerationLaunched)[-1]
-    return launched.restore_step, launched.tiers
+    return launched(sim).restore_step, launched(sim).tiers
 
 
 def orders(sim: Sim, kind: type[T]) -> dict[str, T]:
@@ -73,6 +83,24 @@ def next_controller(sim: Sim) -> None:
     sim.run_until(lambda: (sim.stage, sim.state.epoch) == ("Running", epoch), within_s=20.0)
 
 
+def controller_of(sim: Sim) -> SimController:
+    """The controller, which lives."""
+    assert sim.controller is not None
+    return sim.controller
+
+
+def core_of(sim: Sim) -> tuple[Core, Now]:
+    """The core of the controller, and what its clocks say."""
+    return controller_of(sim).core, controller_of(sim).now()
+
+
+def seconds_until(sim: Sim, condition: Callable[[], bool], within_s: float = 120.0) -> float:
+    """Time passes until that holds; how many seconds."""
+    begun = sim.now
+    sim.run_until(condition, within_s)
+    return sim.now - begun
+
+
 def opened(sim: Sim) -> list[Symptom]:
     return [event.symptom for event in sim.events(ev.IncidentOpened)]
 
@@ -81,14 +109,49 @@ def evicted(sim: Sim) -> set[str]:
     return {event.node for event in sim.events(ev.NodeEvicted)}
 
 
+def questions(sim: Sim, kind: type[Q]) -> list[Q]:
+    """All questions of this kind to the world outside."""
+    return [asked for asked in sim.asked if isinstance(asked, kind)]
+
+
 def requeues(sim: Sim) -> list[tuple[str, ...]]:
     """What each requeue that was asked for excludes."""
-    return [asked.exclude for asked in sim.asked if isinstance(asked, qs.BeginRequeue)]
+    return [asked.exclude for asked in questions(sim, qs.BeginRequeue)]
 
 
 def starts(sim: Sim) -> list[tuple[str, ...]]:
     """On which nodes agents were started, time after time."""
-    return [asked.nodes for asked in sim.asked if isinstance(asked, qs.StartAgents)]
+    return [asked.nodes for asked in questions(sim, qs.StartAgents)]
+
+
+def borrowed(sim: Sim) -> list[qs.BorrowNodes]:
+    """The requests for nodes of companions."""
+    return questions(sim, qs.BorrowNodes)
+
+
+def reserve(sim: Sim, *nodes: str) -> None:
+    """Companions get these nodes, by the reservation ``spares``."""
+    end = sim.clock.now + 1e6
+    made = Reservation(name="spares", nodes=nodes, node_count=len(nodes), end_time=end)
+    sim.cluster.reservations["spares"] = made
+
+
+def gives_up(sim: Sim, *nodes: str) -> None:
+    """Slurm calls these nodes DOWN, and has taken none of them from the job yet."""
+    for node in nodes:
+        sim.cluster.set_node(node, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason="Not responding")
+
+
+def mute(sim: Sim, *nodes: str, is_mute: bool = True) -> None:
+    """The agents of these nodes (all, without any) answer no question any more, or answer again."""
+    for node in nodes or sim.nodes:
+        sim.nodes[node].is_mute = is_mute
+
+
+def writes(sim: Sim, *nodes: str, anything: bool) -> None:
+    """These nodes (all, without any) put what they are told to on storage, or nothing, and do not say so."""
+    for node in nodes or sim.nodes:
+        sim.nodes[node].writes = anything
 
 
 def blames_no_node(sim: Sim) -> bool:
@@ -125,14 +188,13 @@ def starts_again(sim: Sim, within_s: float = 300.0) -> None:
 
 def node_tests(sim: Sim) -> list[qs.TestNodes]:
     """The tests of nodes that were asked for, without those of standbys."""
-    return [asked for asked in sim.asked if isinstance(asked, qs.TestNodes) and not asked.standby]
+    return [asked for asked in questions(sim, qs.TestNodes) if not asked.standby]
 
 
 def says(sim: Sim, node: str, **fields: Any) -> None:
     """The controller hears of an agent what none of this release says, and decides."""
-    assert sim.controller is not None
-    core = sim.controller.core
+    core, now = core_of(sim)
     heartbeat = core.fleet.heartbeat(node)
     assert heartbeat is not None
-    core.on_heartbeat(structs.replace(heartbeat, **fields), sim.controller.now())
-    sim.controller.turn()
+    core.on_heartbeat(structs.replace(heartbeat, **fields), now)
+    controller_of(sim).turn()

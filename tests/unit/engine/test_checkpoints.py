@@ -22,7 +22,17 @@ from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Flush, Launch, Pace, Progress, Save, Shutdown
 from tests.builders.events import run_started
 from tests.unit.engine import stories
-from tests.unit.engine.stories import PACE, begins, gets_on, opened, orders, requeues, restored
+from tests.unit.engine.stories import (
+    PACE,
+    begins,
+    gets_on,
+    launched,
+    opened,
+    orders,
+    questions,
+    requeues,
+    restored,
+)
 
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")
 NO_MEMORY = JobConfig(checkpoint=CheckpointConfig(memory=False))
@@ -53,10 +63,6 @@ def publishes(sim: Sim, step: int) -> None:
     for rank in sim.ranks.values():
         rank.published = step
     stored(sim, step)
-
-
-def launched(sim: Sim) -> ev.GenerationLaunched:
-    return sim.events(ev.GenerationLaunched)[-1]
 
 
 def source(sim: Sim, node: str, rank: int) -> RestoreSource:
@@ -257,8 +263,7 @@ def test_copies_of_a_lost_node_do_not_count_for_the_seal() -> None:
 def loses_one_of_three(*, writes: bool) -> Sim:
     """The next run of a job without standbys, one of whose nodes has died."""
     sim = trained(3, shared=True, config=JobConfig(timings=Timings(checkpoint_s=15)))
-    for node in sim.nodes.values():
-        node.writes = writes
+    stories.writes(sim, anything=writes)
     sim.node_dies("n2")
     sim.run_until(lambda: sim.runs == 2, within_s=200.0)
     return sim
@@ -530,7 +535,7 @@ def test_storage_that_refuses_is_asked_again_if_memory_has_nothing() -> None:
     sim.kill_rank(1)
     sim.run(100.0)
     assert (sim.stage, sim.state.world.generation) == ("Gathering", 1)
-    assert sum(isinstance(asked, qs.FindCheckpoint) for asked in sim.asked) == 4
+    assert len(questions(sim, qs.FindCheckpoint)) == 4
     sim.answer(qs.FindCheckpoint, None)
     begins(sim, 2)
     assert restored(sim) == (5, {"storage": 2})
@@ -629,16 +634,12 @@ def flushes(sim: Sim) -> list[int]:
     return list(dict.fromkeys(message.step for _, message in sim.sent if isinstance(message, Flush)))
 
 
-def prunes(sim: Sim) -> list[qs.Prune]:
-    return [asked for asked in sim.asked if isinstance(asked, qs.Prune)]
-
-
 def ordered(sim: Sim, within_s: float) -> float:
     """The next step is ordered to storage, which no rank has reached yet; after how many seconds."""
-    known, began = len(flushes(sim)), sim.now
-    sim.run_until(lambda: len(flushes(sim)) > known, within_s)
+    known = len(flushes(sim))
+    took_s = stories.seconds_until(sim, lambda: len(flushes(sim)) > known, within_s)
     assert flushes(sim)[-1] > max(rank.step for rank in sim.ranks.values())
-    return sim.now - began
+    return took_s
 
 
 def test_the_stride_follows_the_lag_and_outlives_a_restart() -> None:
@@ -675,7 +676,7 @@ def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
     assert written(sim) == [(1, flushes(sim)[0])]
     assert CheckpointId(step=flushes(sim)[0], generation=1) in sim.storage.complete()
     assert sim.env.pace.write_s[0] <= sim.events(ev.StorageWritten)[0].seconds <= 4
-    assert len(prunes(sim)) == 1
+    assert len(questions(sim, qs.Prune)) == 1
     assert 29 < ordered(sim, within_s=40.0) < 35
 
 
@@ -809,17 +810,17 @@ def test_pruning_protects_what_is_sealed() -> None:
     sim.kill_rank(1)
     begins(sim, 2)
     sim.run_until(lambda: bool(written(sim)), within_s=100.0)
-    assert [asked.sealed for asked in prunes(sim)] == [{1: 3}]
+    assert [asked.sealed for asked in questions(sim, qs.Prune)] == [{1: 3}]
 
 
 def test_old_checkpoints_are_removed_as_new_ones_are_published_by_all_ranks() -> None:
     sim = trained(config=NO_MEMORY)
     sim.run(5.0)
-    assert prunes(sim) == []
+    assert questions(sim, qs.Prune) == []
     for number, step in enumerate((10, 12), start=1):
         sim.rank(0).published = step
         sim.run(3.0)
-        assert len(prunes(sim)) == number - 1, "rank 1 has not"
+        assert len(questions(sim, qs.Prune)) == number - 1, "rank 1 has not"
         publishes(sim, step)
         sim.run(3.0)
-        assert len(prunes(sim)) == number
+        assert len(questions(sim, qs.Prune)) == number

@@ -15,12 +15,20 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion, CompanionPool
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.journal import fold
-from slurm_robust.slurm.records import Reservation
 from slurm_robust.testing.sim.environment import Reply, always, never
 from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.wire.messages import Shutdown
-from tests.unit.engine.stories import evicted, gets_on, orders, requeues, trained
-from tests.unit.engine.test_detection import alert
+from tests.unit.engine.stories import (
+    borrowed,
+    evicted,
+    gets_on,
+    orders,
+    questions,
+    requeues,
+    reserve,
+    trained,
+)
 
 SPARES = CompanionPool(reservation="spares")
 CONFIG = JobConfig(companions=CompanionConfig(reservation="spares", wait_s=20.0))
@@ -34,12 +42,6 @@ def borrower(*lendable: str, config: JobConfig = CONFIG, replies: Replies | None
     return sim
 
 
-def reserve(sim: Sim, *nodes: str) -> None:
-    end = sim.clock.now + 1e6
-    made = Reservation(name="spares", nodes=nodes, node_count=len(nodes), end_time=end)
-    sim.cluster.reservations["spares"] = made
-
-
 def loses(sim: Sim, node: str = "n2") -> Sim:
     """The node dies, and the job has asked for what is to follow."""
     sim.node_dies(node)
@@ -47,16 +49,12 @@ def loses(sim: Sim, node: str = "n2") -> Sim:
     return sim
 
 
-def borrowed(sim: Sim) -> list[qs.BorrowNodes]:
-    return [asked for asked in sim.asked if isinstance(asked, qs.BorrowNodes)]
-
-
 def swept(sim: Sim) -> list[tuple[int, ...]]:
-    return [asked.known for asked in sim.asked if isinstance(asked, qs.SweepCompanions)]
+    return [asked.known for asked in questions(sim, qs.SweepCompanions)]
 
 
 def suspects(sim: Sim) -> list[Suspect]:
-    return [asked.suspect for asked in sim.asked if isinstance(asked, qs.SaveSuspect)]
+    return [asked.suspect for asked in questions(sim, qs.SaveSuspect)]
 
 
 def lender(sim: Sim, node: str) -> int:
@@ -65,7 +63,7 @@ def lender(sim: Sim, node: str) -> int:
 
 
 def cancelled(sim: Sim) -> list[int]:
-    return [job for asked in sim.asked if isinstance(asked, qs.EndCompanions) for job in asked.jobs]
+    return [job for asked in questions(sim, qs.EndCompanions) for job in asked.jobs]
 
 
 def lends_late(asked: qs.BorrowNodes, tell: Any) -> None:
@@ -180,7 +178,7 @@ def test_an_evicted_lent_node_is_given_back_when_its_copies_are_not_needed() -> 
     sim = loses(borrower("n3", "n4"))
     gets_on(sim, 2)
     sim.takes_snapshots = False
-    sim.alert("n3", alert())
+    sim.alert("n3", BAD_GPU)
     gets_on(sim, 3)
     assert evicted(sim) == {"n2", "n3"}
     assert cancelled(sim) == [], "what the next restore may need is in its memory"

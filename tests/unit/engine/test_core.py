@@ -10,7 +10,6 @@ from msgspec import structs
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits, Timings
 from slurm_robust.engine import questions as qs
 from slurm_robust.engine.clock import Now
-from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Send
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
@@ -24,6 +23,7 @@ from slurm_robust.wire.messages import Ack, Launch, Pulse
 from tests.unit.engine.stories import (
     PACE,
     begins,
+    core_of,
     evicted,
     gets_on,
     opened,
@@ -37,11 +37,6 @@ BUG = WorkerError(type="ValueError", message="bad shape", file="train.py", line=
 LOST_PEER = WorkerError(type="RuntimeError", message="Connection closed by peer")
 NO_BEACONS = JobConfig(timings=Timings(verdict_s=0.0))
 NO_MEMORY = JobConfig(checkpoint=CheckpointConfig(memory=False))
-
-
-def core_of(sim: Sim) -> tuple[Core, Now]:
-    assert sim.controller is not None
-    return sim.controller.core, sim.controller.now()
 
 
 def recovers(sim: Sim, within_s: float = 60.0) -> tuple[ev.IncidentClosed, float]:

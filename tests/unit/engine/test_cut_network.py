@@ -9,7 +9,7 @@ from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict, Symptom
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import blames_no_node, evicted, gets_on, opened, requeues, trained
+from tests.unit.engine.stories import blames_no_node, evicted, gets_on, gives_up, opened, requeues, trained
 
 NO_TAKEOVER = JobConfig(timings=Timings(takeover_s=0.0))
 FOUR = ("n1", "n2", "n3", "n4")
@@ -99,8 +99,7 @@ def test_nodes_that_stay_away_are_gone_on_without_and_blamed_for_nothing() -> No
 def test_nodes_that_slurm_has_given_up_are_not_waited_for() -> None:
     sim = trained(4)
     sim.partition("n3", "n4", fabric=True)
-    for node in ("n3", "n4"):
-        sim.cluster.set_node(node, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason="Not responding")
+    gives_up(sim, "n3", "n4")
     sim.run_until(lambda: bool(requeues(sim)), within_s=20.0)
     assert (requeues(sim), evicted(sim)) == ([()], set())
 

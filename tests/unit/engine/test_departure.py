@@ -18,14 +18,25 @@ from slurm_robust.report.status import Status, status_at
 from slurm_robust.testing.sim.environment import Tell, always, never
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Flush, Save, Shutdown, Stay
-from tests.unit.engine.stories import PACE, gets_on, opened, requeues, says, trained
+from tests.unit.engine.stories import (
+    PACE,
+    controller_of,
+    core_of,
+    gets_on,
+    opened,
+    questions,
+    requeues,
+    says,
+    seconds_until,
+    trained,
+    writes,
+)
 
 ORDERED = "ordered to end by SIGTERM"
 FULL = "No space left on device"
 QUICK = structs.replace(PACE, term_s=(0.05, 0.3), write_s=(0.2, 0.4), copy_s=(0.05, 0.1))
 NODES = ("n1", "n2")
 PREEMPTED = Sentence(running=True, preempted=True, left_s=60.0)
-ALL = range(100)
 
 
 def job(said: Sentence | None = None, **more: Any) -> Sim:
@@ -38,13 +49,8 @@ def job(said: Sentence | None = None, **more: Any) -> Sim:
 def unwritten(**more: Any) -> Sim:
     """A job whose nodes get nothing onto storage, and do not say so."""
     sim = job(**more)
-    write(sim, writes=False)
+    writes(sim, anything=False)
     return sim
-
-
-def write(sim: Sim, *, writes: bool = True) -> None:
-    for node in NODES:
-        sim.nodes[node].writes = writes
 
 
 def uncopied(**more: Any) -> tuple[Sim, int]:
@@ -57,13 +63,9 @@ def uncopied(**more: Any) -> tuple[Sim, int]:
     return sim, newest
 
 
-def refuse(sim: Sim, node: str, *steps: int) -> None:
-    """``node`` cannot put these steps on storage."""
-    sim.nodes[node].unwritable |= {*steps}
-
-
-def asks(sim: Sim, kind: type[qs.Question[Any]] = qs.AskAboutRun) -> int:
-    return sum(isinstance(asked, kind) for asked in sim.asked)
+def asks(sim: Sim) -> int:
+    """How often Slurm was asked about the run."""
+    return len(questions(sim, qs.AskAboutRun))
 
 
 def saved(sim: Sim) -> list[int]:
@@ -78,15 +80,11 @@ def saving(sim: Sim) -> int:
 
 
 def seconds_to_end(sim: Sim) -> float:
-    begun = sim.now
-    sim.run_to_end(within_s=120.0)
-    return sim.now - begun
+    return seconds_until(sim, lambda: sim.code is not None)
 
 
 def seconds_to_requeue(sim: Sim) -> float:
-    begun = sim.now
-    sim.run_until(lambda: bool(requeues(sim)), within_s=120.0)
-    return sim.now - begun
+    return seconds_until(sim, lambda: bool(requeues(sim)))
 
 
 def says_lost(sim: Sim, text: str) -> bool:
@@ -129,26 +127,25 @@ def test_an_order_to_end_that_comes_again_and_again_is_one_order() -> None:
         sim.run(2.0)
         sim.term()
     sim.run(0.01)
-    assert sim.controller is not None
-    departure, first = sim.controller.core.departure, sim.controller
+    first = controller_of(sim)
+    departure = first.core.departure
     assert (sim.stage, departure.at_once) == ("Saving", False)
     left_s = departure.left_s(first.now())
     assert left_s == pytest.approx(25.0 - (sim.now - begun), abs=0.1), "the first one counts"
     sim.controller_dies()
     sim.run_until(lambda: sim.controller not in (None, first), within_s=5.0)
     sim.run(1.0)
-    departure = sim.controller.core.departure
+    departure = controller_of(sim).core.departure
     assert not departure.at_once, "the next controller is given it, too"
-    assert departure.left_s(sim.controller.now()) == pytest.approx(25.0 - (sim.now - begun), abs=0.1)
-    write(sim)
+    assert departure.left_s(controller_of(sim).now()) == pytest.approx(25.0 - (sim.now - begun), abs=0.1)
+    writes(sim, anything=True)
     sim.run_to_end(within_s=60.0)
     assert saved(sim) == [sim.training.newest]
 
 
 def test_a_second_order_to_end_without_a_first_one_is_ignored() -> None:
     sim = job()
-    assert sim.controller is not None
-    sim.controller.hurry()
+    controller_of(sim).hurry()
     sim.run(1.0)
     sim.term()
     sim.run_to_end(within_s=60.0)
@@ -237,8 +234,8 @@ def test_a_next_controller_asks_what_an_order_to_end_means() -> None:
     assert asks(sim) == 1
     sim.controller_dies()
     sim.run_until(lambda: asks(sim) == 2, within_s=2.0)
-    assert sim.controller is not None
-    assert sim.controller.core.departure.meaning("", sim.controller.now()).is_open
+    core, now = core_of(sim)
+    assert core.departure.meaning("", now).is_open
 
 
 def test_a_warning_of_a_preemption_is_told_as_one() -> None:
@@ -281,7 +278,7 @@ def test_no_time_is_left_for_saving_if_ranks_take_all_of_it_to_end() -> None:
 def test_agents_that_say_why_they_cannot_write_are_not_waited_for() -> None:
     sim = job()
     for node in NODES:
-        refuse(sim, node, *ALL)
+        sim.nodes[node].refuses = FULL
     sim.term()
     assert seconds_to_end(sim) < 8
     newest = sim.training.newest
@@ -292,7 +289,7 @@ def test_agents_that_say_why_they_cannot_write_are_not_waited_for() -> None:
 
 def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> None:
     sim = job()
-    refuse(sim, "n1", *ALL)
+    sim.nodes["n1"].refuses = FULL
     sim.run(0.5)
     sim.term()
     sim.run_to_end(within_s=60.0)
@@ -309,7 +306,7 @@ def test_what_could_not_be_written_for_an_earlier_order_may_be_written_now() -> 
         text = f"gen-0001/step-{step:08}: {FULL}"
         says(sim, node, unsaved=text, save_begun=sim.clock.now - 60)
     assert sim.stage == "Saving"
-    write(sim)
+    writes(sim, anything=True)
     sim.run_to_end(within_s=60.0)
     assert (saved(sim), [event.step for event in sim.events(ev.SavingStarted)]) == ([step], [step])
     assert not says_lost(sim, "lost")
@@ -331,7 +328,7 @@ def test_what_agents_of_an_earlier_release_say_they_saved_is_believed() -> None:
 def test_a_part_that_only_one_node_has_and_cannot_write_makes_way_for_the_step_before() -> None:
     """Only n1 has rank 0's part of the newest step, and cannot write that."""
     sim, newest = uncopied()
-    refuse(sim, "n1", newest)
+    sim.nodes["n1"].unwritable.add(newest)
     sim.term()
     assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
     before = newest - 1
@@ -351,10 +348,10 @@ def test_a_node_that_falls_silent_while_it_writes_is_not_waited_for(is_copied: b
     sim, newest = uncopied() if not is_copied else (job(), 10)
     if is_copied:
         sim.run(0.5)
-    write(sim, writes=False)
+    writes(sim, anything=False)
     sim.term()
     assert saving(sim) == newest
-    write(sim)
+    writes(sim, anything=True)
     sim.node_dies("n2")
     assert seconds_to_end(sim) < 12
     assert (saved(sim), ranks_of(sim, "n1")) == ([newest if is_copied else newest - 1], (0, 1))
@@ -363,8 +360,8 @@ def test_a_node_that_falls_silent_while_it_writes_is_not_waited_for(is_copied: b
 
 def test_saving_the_step_before_has_no_time_of_its_own() -> None:
     sim, newest = uncopied()
-    refuse(sim, "n1", newest)
-    sim.nodes["n2"].writes = False
+    sim.nodes["n1"].unwritable.add(newest)
+    writes(sim, "n2", anything=False)
     sim.term()
     assert 25 <= seconds_to_end(sim) <= 28
     assert says_lost(sim, f"steps 0 to {newest} are lost: n2 did not write it to storage; n1: gen-")
@@ -373,7 +370,7 @@ def test_saving_the_step_before_has_no_time_of_its_own() -> None:
 def test_a_requeue_asks_for_the_nodes_that_have_what_storage_did_not_get() -> None:
     sim, newest = uncopied()
     sim.answer(qs.AskAboutRun, always(None))
-    refuse(sim, "n1", newest)
+    sim.nodes["n1"].unwritable.add(newest)
     sim.term_agents()
     seconds_to_requeue(sim)
     assert [event.holders for event in sim.events(ev.RequeueStarted)] == [NODES]
@@ -448,14 +445,16 @@ def test_the_shared_part_is_written_by_a_node_that_has_it_with_rank_0() -> None:
     assert (saved(sim), ranks_of(sim, "n2")) == ([sim.training.newest], (0, 1))
 
 
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_training_that_ends_well_saves_its_last_step_and_ends_well_without_storage(writes: bool) -> None:
+@pytest.mark.parametrize("does_write", [True, False])
+def test_a_training_that_ends_well_saves_its_last_step_and_ends_well_without_storage(
+    does_write: bool,
+) -> None:
     sim = job(steps=12)
-    write(sim, writes=writes)
+    writes(sim, anything=does_write)
     assert sim.run_to_end(within_s=180.0) == 0
-    assert saved(sim) == ([11] if writes else [])
+    assert saved(sim) == ([11] if does_write else [])
     assert sim.state.world.sealed == {1: 11}
-    assert says_lost(sim, "steps 0 to 11 are lost") is not writes
+    assert says_lost(sim, "steps 0 to 11 are lost") is not does_write
 
 
 # -- signals to the agents alone -------------------------------------------------------------------------
@@ -479,11 +478,11 @@ def test_a_preemption_of_which_slurm_tells_late_still_saves() -> None:
     sim.hang_rank(0, unkillable=True)
     sim.term_agents("n1")
     sim.run(ASKING_S + 2.0)
-    assert sim.controller is not None
-    assert (sim.controller.core.ending, sim.stage) == (None, "Running")
+    core, _ = core_of(sim)
+    assert (core.ending, sim.stage) == (None, "Running")
     tells[0](Sentence(running=True, preempted=True, left_s=45.0))
     sim.run(0.01)
-    assert sim.controller.core.ending == "preempted by Slurm, which ends it in 45 s"
+    assert core.ending == "preempted by Slurm, which ends it in 45 s"
     sim.resume_rank(0)
     sim.kill_rank(0)
     seconds_to_requeue(sim)
@@ -502,8 +501,7 @@ def test_a_step_that_somebody_cancels_is_started_again() -> None:
     sim.term_agents()
     gets_on(sim, 3)
     assert len(opened(sim)) == 1
-    assert sim.controller is not None
-    assert (requeues(sim), sim.controller.core.ending) == ([], None)
+    assert (requeues(sim), controller_of(sim).core.ending) == ([], None)
 
 
 def test_slurm_that_does_not_say_why_has_the_job_saved_and_requeued() -> None:
@@ -552,7 +550,7 @@ def test_storage_gets_as_long_as_slurm_says_that_the_run_has() -> None:
 def test_what_storage_has_counts_as_stored() -> None:
     sim = job(config=JobConfig(checkpoint=CheckpointConfig(every_s=10.0)))
     stored = max(ref.step for ref in sim.storage.complete())
-    write(sim, writes=False)
+    writes(sim, anything=False)
     sim.run(4.0)
     sim.term()
     sim.run_to_end(within_s=60.0)

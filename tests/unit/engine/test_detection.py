@@ -23,8 +23,10 @@ from tests.unit.engine.stories import (
     all_wait,
     evicted,
     gets_on,
+    mute,
     node_tests,
     opened,
+    questions,
     starts_again,
     trained,
 )
@@ -38,10 +40,6 @@ def job(mode: Literal["act", "observe"] = "act", spares: int = 2, **detect: obje
     return trained(4, spares, config=JobConfig(mode=mode, detect=DetectConfig(**detect)))  # type: ignore[arg-type]
 
 
-def asked(sim: Sim, kind: type) -> list:
-    return [question for question in sim.asked if isinstance(question, kind)]
-
-
 # -- hangs -----------------------------------------------------------------------------------------
 
 
@@ -53,14 +51,13 @@ def test_a_hang_is_localised_by_stacks_and_the_node_replaced() -> None:
     (decided,) = sim.events(ev.Decided)
     assert decided.verdict is not None
     assert decided.verdict.rung == 4
-    assert [len(saved.stacks) for saved in asked(sim, qs.SaveStacks)] == [4]
+    assert [len(saved.stacks) for saved in questions(sim, qs.SaveStacks)] == [4]
     gets_on(sim, 2)
 
 
 def test_a_hang_that_heals_costs_nothing() -> None:
     sim = job()
-    for node in NODES:
-        sim.nodes[node].is_mute = True
+    mute(sim, *NODES)
     sim.hang_rank(2)
     sim.run_until(lambda: sim.stage == "Localising", 60.0)
     sim.resume_rank(2)
@@ -118,7 +115,7 @@ def test_a_replay_that_was_not_possible_is_reported() -> None:
 
 def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     sim = job(stacks_s=3.0)
-    sim.nodes["n4"].is_mute = True
+    mute(sim, "n4")
     all_wait(sim)
     sim.run_until(lambda: sim.stage == "Localising", 60.0)
     begun = sim.now
@@ -236,7 +233,7 @@ def test_a_network_is_not_silent_while_a_node_is_unknown_or_steps_are_made(makes
     sim = job() if makes_steps else silent_job(*NODES[:3])
     mute_network(sim, *NODES if makes_steps else ())
     sim.run(12.0)
-    assert (sim.stage, opened(sim), asked(sim, qs.SaveStacks)) == ("Running", [], [])
+    assert (sim.stage, opened(sim), questions(sim, qs.SaveStacks)) == ("Running", [], [])
     assert not any("next to nothing" in event.text for event in sim.events(ev.Noted))
 
 
@@ -341,7 +338,7 @@ def test_memory_that_runs_out_evicts_no_node_and_explains_the_kill() -> None:
     sim.kill_rank(1)
     starts_again(sim, 20.0)
     assert evicted(sim) == set()
-    assert [saved.alerts for saved in asked(sim, qs.SaveAlerts)] == [{"n2": (warning,)}]
+    assert [saved.alerts for saved in questions(sim, qs.SaveAlerts)] == [{"n2": (warning,)}]
 
 
 # -- crashes ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import DrillReply
-from tests.unit.engine.stories import gets_on, opened, trained
+from tests.unit.engine.stories import core_of, gets_on, opened, trained
 
 REFUSED = DrillReply(ok=False, text="node n2 does not respond; nothing was done to rank 1")
 
@@ -37,6 +37,6 @@ def test_a_drill_on_a_node_that_does_not_respond_is_refused_and_not_noted() -> N
 
 def test_a_drill_on_a_node_that_has_just_been_found_dead_is_refused() -> None:
     sim = trained(2)
-    assert sim.controller is not None
-    sim.controller.core.fleet.declare_dead("n2", "no probe is answered", sim.controller.now().mono)
+    core, now = core_of(sim)
+    core.fleet.declare_dead("n2", "no probe is answered", now.mono)
     assert sim.drill(1) == REFUSED

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.testing.sim.job import SLURMCTLD, Sim
 from tests.unit.engine import weather
-from tests.unit.engine.stories import evicted
+from tests.unit.engine.stories import evicted, reserve
 from tests.unit.engine.weather import BORROWS, LASTING, happenings
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_job_that_borrows_nodes_gets_on_or_ends(
     happenings: list[tuple[str, int, float]], lasting: frozenset[str], lendable: tuple[str, ...]
 ) -> None:
     sim = weather.begin(spares=0, config=BORROWS)
-    weather.lends(sim, *lendable)
+    reserve(sim, *lendable)
     live_through(sim, happenings, lasting)
     if sim.code is not None:
         assert sim.state.companions == {}

@@ -11,9 +11,9 @@ from slurm_robust.engine.units.giveback import LONGEST_PAUSE_S, PAUSE_S
 from slurm_robust.model import events as ev
 from slurm_robust.testing.sim.environment import SimulatedPace, always
 from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.wire.messages import Shutdown
-from tests.unit.engine.stories import evicted, gets_on, orders, trained
-from tests.unit.engine.test_detection import alert
+from tests.unit.engine.stories import evicted, gets_on, orders, questions, seconds_until, trained
 
 NOT_NOW = "the DB index is being set"
 
@@ -21,7 +21,7 @@ NOT_NOW = "the DB index is being set"
 def evicts(**more: Any) -> Sim:
     """The inspection of n2 has named it while it answers; the standby has taken its slot."""
     sim = trained(2, 1, **more)
-    sim.alert("n2", alert())
+    sim.alert("n2", BAD_GPU)
     sim.run_until(lambda: sim.state.world.generation == 2 and sim.stage == "Running", within_s=90.0)
     assert evicted(sim) == {"n2"}
     return sim
@@ -33,7 +33,7 @@ def answers(sim: Sim, said: qs.RequeueStatus) -> None:
 
 
 def given_back(sim: Sim) -> list[str]:
-    return [asked.node for asked in sim.asked if isinstance(asked, qs.GiveBack)]
+    return [asked.node for asked in questions(sim, qs.GiveBack)]
 
 
 def test_the_agent_of_a_node_given_back_ends_first_and_takes_its_copies_along() -> None:
@@ -111,6 +111,4 @@ def test_a_new_controller_gives_no_node_back_before_agents_can_say_what_they_hol
     sim.partition("n2")
     sim.controller_dies()
     sim.run_until(lambda: sim.state.epoch == 2, within_s=30.0)
-    began = sim.now
-    sim.run_until(lambda: bool(given_back(sim)), within_s=200.0)
-    assert sim.now - began > RECONNECT_S
+    assert seconds_until(sim, lambda: bool(given_back(sim)), within_s=200.0) > RECONNECT_S

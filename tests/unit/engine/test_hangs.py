@@ -11,10 +11,12 @@ from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
 from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.testing.sim.training import doing, waiting
 from slurm_robust.wire.messages import TakeStacks
 from tests.unit.engine.stories import (
     comes_to,
+    controller_of,
     evicted,
     gets_on,
     opened,
@@ -23,7 +25,6 @@ from tests.unit.engine.stories import (
     trained,
     with_cpu,
 )
-from tests.unit.engine.test_detection import alert
 
 HANG_STEP = 30
 COARSE = SimulatedPace(step_s=2.0, turn_s=1.0, rest_s=0.2)
@@ -100,14 +101,13 @@ def test_a_job_that_shares_its_nodes_in_turns_and_trains_has_never_hung(step_s: 
         sim.suspend(30.0)
     assert sim.step >= 5
     assert (opened(sim), looks(sim)) == ([], {})
-    assert sim.controller is not None
-    longest_s = sim.controller.core.monitor.pace.longest_s
+    longest_s = controller_of(sim).core.monitor.pace.longest_s
     assert longest_s < 1.04 * step_s + 2, "a suspension is no part of a step"
 
 
 def test_an_alert_that_was_decided_on_is_no_new_fault_after_a_suspension() -> None:
     sim = trained(3, 1, config=JobConfig(mode="observe"))
-    sim.alert("n3", alert())
+    sim.alert("n3", BAD_GPU)
     sim.run(2.0)
     assert len(sim.events(ev.Decided)) == 1
     for _ in range(3):
@@ -328,7 +328,7 @@ def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
     computes(sim, 0)
     sim.run(60.0)
     assert sim.stage == "Localising"
-    sim.alert("n3", alert())
+    sim.alert("n3", BAD_GPU)
     sim.run_until(lambda: sim.stage == "Stopping", 2.0)
     starts_again(sim, 10.0)
     assert evicted(sim) == {"n3"}

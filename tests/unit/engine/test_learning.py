@@ -22,14 +22,14 @@ def job(nodes: int = 2, **more: Any) -> Sim:
     return trained(nodes, 1, to=3, **{"config": CONFIG} | more)
 
 
-def orders(sim: Sim) -> list[tuple[str, int]]:
+def load_orders(sim: Sim) -> list[tuple[str, int]]:
     """All orders to load: to which node, and the number of what."""
     return [(node, message.number) for node, message in sim.sent if isinstance(message, Load)]
 
 
 def loads(sim: Sim) -> list[tuple[str, int]]:
     """The same without repetitions."""
-    return list(dict.fromkeys(orders(sim)))
+    return list(dict.fromkeys(load_orders(sim)))
 
 
 def learn(sim: Sim, node: str, *modules: str) -> None:
@@ -73,10 +73,10 @@ def test_the_order_to_load_is_repeated_until_the_agent_says_that_it_is_over() ->
     loading_takes(sim, 4 * RESEND_S)
     sim.run_until(lambda: bool(loads(sim)), SETTLED_S)
     sim.run(4 * RESEND_S + 1.0)
-    before = orders(sim)
+    before = load_orders(sim)
     assert 4 <= before.count(("n2", 1)) <= 5
     sim.run(4 * RESEND_S)
-    assert orders(sim) == before
+    assert load_orders(sim) == before
 
 
 def test_not_all_nodes_of_a_large_job_import_together() -> None:
@@ -111,9 +111,9 @@ def test_the_next_controller_and_the_next_run_know_imports_from_the_journal() ->
         sim.node_dies(node)
         sim.run(20.0)
     sim.run_until(lambda: sim.runs == 2 and sim.stage == "Running" and sim.step >= 0, 300.0)
-    before = len(orders(sim))
+    before = len(load_orders(sim))
     sim.run(SETTLED_S + 5.0)
-    assert orders(sim)[before:] == [("n1", 1), ("n4", 1)]
+    assert load_orders(sim)[before:] == [("n1", 1), ("n4", 1)]
     assert len(sim.events(ev.ModulesLearned)) == 1
 
 

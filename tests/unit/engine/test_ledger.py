@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.engine.clock import Now
-from slurm_robust.engine.core import Core
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.progress import FINISHED
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import trained
-
-
-def core_of(sim: Sim) -> tuple[Core, Now]:
-    """The core of the controller, and what its clocks say."""
-    assert sim.controller is not None
-    return sim.controller.core, sim.controller.now()
+from tests.unit.engine.stories import core_of, trained
 
 
 def beat(sim: Sim, node: str) -> None:

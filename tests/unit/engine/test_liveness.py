@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -11,14 +11,22 @@ import pytest
 
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.engine import questions as qs
-from slurm_robust.engine.core import Core
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.probes import Answers, PortsProbed
 from slurm_robust.testing.sim.environment import SimulatedPace, Tell, always
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
-from tests.unit.engine.stories import evicted, opened, trained
+from tests.unit.engine.stories import (
+    controller_of,
+    core_of,
+    evicted,
+    mute,
+    opened,
+    questions,
+    seconds_until,
+    trained,
+)
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")  # n1 is the controller's
 QUICK = SimulatedPace(step_s=2.0, turn_s=0.1)
@@ -28,23 +36,12 @@ def job(nodes: int = 6, spares: int = 1, config: JobConfig | None = None) -> Sim
     return trained(nodes, spares, config=config, pace=QUICK)
 
 
-def begins(prepare: Callable[[Sim], None]) -> Sim:
-    """A job whose site is like that from the beginning."""
+def site(prepare: Callable[[Sim], None]) -> Sim:
+    """A job on a site that is like that from the beginning."""
     sim = Sim(6, 1, seed=1, steps=400, pace=QUICK)
     prepare(sim)
     sim.run_until(lambda: sim.step >= 5, within_s=120.0)
     return sim
-
-
-def mute(sim: Sim, nodes: Iterable[str]) -> None:
-    """Agents of ``nodes`` answer no questions any more."""
-    for node in nodes:
-        sim.nodes[node].is_mute = True
-
-
-def core(sim: Sim) -> Core:
-    assert sim.controller is not None
-    return sim.controller.core
 
 
 def noted(sim: Sim, part: str) -> bool:
@@ -52,9 +49,7 @@ def noted(sim: Sim, part: str) -> bool:
 
 
 def seconds_until_opened(sim: Sim, limit: float) -> float:
-    began = sim.now
-    sim.run_until(lambda: bool(opened(sim)), limit)
-    return sim.now - began
+    return seconds_until(sim, lambda: bool(opened(sim)), limit)
 
 
 def relaunched(sim: Sim) -> bool:
@@ -107,14 +102,14 @@ def test_a_node_that_others_reach_is_not_dead() -> None:
 
 def test_without_an_observer_that_agrees_only_the_long_silence_counts() -> None:
     sim = job()
-    mute(sim, sim.nodes)
+    mute(sim)
     sim.node_dies("n3")
     assert 4.5 <= seconds_until_opened(sim, 10.0) <= 6.0
 
 
 def test_one_observer_that_is_slow_does_not_delay_the_verdict() -> None:
     sim = job()
-    mute(sim, ["n2"])
+    mute(sim, "n2")
     sim.node_dies("n3")
     assert seconds_until_opened(sim, 5.0) <= 1.1
 
@@ -213,7 +208,7 @@ def test_a_site_that_drops_probes_is_told_and_keeps_the_long_silence() -> None:
         for node in sim.nodes.values():
             node.answers_probes = False
 
-    sim = begins(drop)
+    sim = site(drop)
     sim.run(110.0)
     assert any("no probe of the kernel of n[1-7] is answered" in text for text in sim.said)
     sim.node_dies("n3")
@@ -225,7 +220,7 @@ def test_a_site_that_drops_beacons_is_told_and_keeps_the_long_silence() -> None:
         for node in sim.nodes.values():
             node.beacons = False
 
-    sim = begins(drop)
+    sim = site(drop)
     sim.run(25.0)
     assert any("no beacon of n[1-6] has come" in text for text in sim.said)
     sim.node_dies("n3")
@@ -253,27 +248,24 @@ def test_a_node_that_dies_while_workers_are_stopped_does_not_delay_the_restart()
     sim.run(0.5)
     assert sim.stage == "Stopping"
     sim.node_dies("n3")
-    began = sim.now
-    sim.run_until(lambda: relaunched(sim), 10.0)
-    assert sim.now - began < 3.0
+    assert seconds_until(sim, lambda: relaunched(sim), 10.0) < 3.0
 
 
 def test_a_node_whose_beacons_come_again_is_not_dead_any_more() -> None:
     """Its connection for heartbeats takes longer to come back."""
     sim = job()
-    assert sim.controller is not None
-    core(sim).fleet.declare_dead("n3", "nothing of it answered", sim.controller.now().mono - 0.9)
+    core, now = core_of(sim)
+    core.fleet.declare_dead("n3", "nothing of it answered", now.mono - 0.9)
     sim.run(1.0)
-    assert (core(sim).fleet.deaths(("n3",)), opened(sim), sim.stage) == ({}, [], "Running")
+    assert (core.fleet.deaths(("n3",)), opened(sim), sim.stage) == ({}, [], "Running")
 
 
 def test_an_answer_to_old_probes_does_not_count() -> None:
     sim = job()
-    mute(sim, sim.nodes)
+    mute(sim)
     sim.partition("n3")
     sim.run(0.5)
-    assert sim.controller is not None
-    sim.controller.tell(1_000_000, Answers())
+    controller_of(sim).tell(1_000_000, Answers())
     sim.run(2.0)
     assert opened(sim) == []
 
@@ -281,7 +273,7 @@ def test_an_answer_to_old_probes_does_not_count() -> None:
 @pytest.mark.parametrize("who", ["the controller's own", "an observer's"])
 def test_an_answer_about_a_node_whose_agent_was_forgotten_meanwhile_says_nothing(who: str) -> None:
     sim = job()
-    mute(sim, sim.nodes)
+    mute(sim)
     asked: list[Tell] = []
 
     def keep(_: qs.Question[Any], tell: Tell) -> None:
@@ -292,11 +284,11 @@ def test_an_answer_about_a_node_whose_agent_was_forgotten_meanwhile_says_nothing
     before = len(sim.sent)
     sim.run_until(lambda: bool(asked) and len(sim.sent) > before, 2.0)
     (observer, order), *_ = [(n, m) for n, m in sim.sent[before:] if isinstance(m, ProbeNodes)]
-    core(sim).fleet.forget("n3")
+    core, now = core_of(sim)
+    core.fleet.forget("n3")
     if who == "an observer's":
-        assert sim.controller is not None
         found = NodesProbed(node=observer, number=order.number, answering=("n3",), asked=("n3",))
-        core(sim).on_agent_answer(found, sim.controller.now())
+        core.on_agent_answer(found, now)
     else:
         asked[-1](Answers(tcp={"n3": 0.001}, asked=frozenset({"n3"})))
     sim.run(0.2)
@@ -305,13 +297,13 @@ def test_an_answer_about_a_node_whose_agent_was_forgotten_meanwhile_says_nothing
 
 def test_a_sign_of_a_node_whose_agent_was_forgotten_changes_nothing() -> None:
     sim = job()
-    assert sim.controller is not None
-    fleet, now = core(sim).fleet, sim.controller.now()
+    core, now = core_of(sim)
+    fleet = core.fleet
     fleet.forget("n3")
     fleet.give_sign("n3", now.mono)
     fleet.declare_dead("n3", "x", now.mono)
     fleet.declare_alive("n3")
-    core(sim).witnesses._on_ports(PortsProbed(taken=frozenset({"n3"}), refused=frozenset()), now)
+    core.witnesses._on_ports(PortsProbed(taken=frozenset({"n3"}), refused=frozenset()), now)
     assert "n3" not in fleet.views
 
 
@@ -335,7 +327,7 @@ def test_an_agent_whose_beacons_come_has_not_ended() -> None:
     sim.answer(qs.ProbePorts, always(refused))
     sim.nodes["n3"].beacons = True
     sim.agent_stalls("n3")
-    sim.run_until(lambda: any(isinstance(asked, qs.ProbePorts) for asked in sim.asked), 5.0)
+    sim.run_until(lambda: bool(questions(sim, qs.ProbePorts)), 5.0)
     sim.run(0.8)
     assert (sim.stage, opened(sim)) == ("Running", [])
     sim.nodes["n3"].beacons = None

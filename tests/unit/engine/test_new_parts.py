@@ -13,7 +13,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Save
 from tests.unit.engine import stories
-from tests.unit.engine.stories import PACE, begins, orders, requeues, restored
+from tests.unit.engine.stories import PACE, begins, gives_up, orders, requeues, restored
 
 RESEED = JobConfig(checkpoint=CheckpointConfig(if_parts_are_missing="reseed"))
 NEWEST = CheckpointId(step=10, generation=1)
@@ -135,8 +135,7 @@ def test_what_nodes_hold_decides_after_a_requeue_that_no_controller_prepared(
     """A node that is there, but has nothing, may never have had snapshots: its rank's part is not made up."""
     sim = trained()
     sim.run_dies()
-    for node in lost:
-        sim.cluster.set_node(node, states=frozenset({"DOWN"}), reason="Not responding")
+    gives_up(sim, *lost)
     for node in empty:
         sim.nodes[node].forget_copies()
     begins(sim, 2)

@@ -8,9 +8,9 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Evict
 from slurm_robust.testing.sim.job import Sim
+from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.wire.messages import Shutdown, Stop
-from tests.unit.engine.stories import trained
-from tests.unit.engine.test_detection import alert
+from tests.unit.engine.stories import questions, trained
 
 PEER_LOST = WorkerError(type="RuntimeError", message="Connection reset by peer")
 
@@ -63,8 +63,8 @@ def test_observe_mode_decides_although_other_workers_do_not_end() -> None:
 
 def test_observe_mode_leaves_a_standby_alone_that_its_inspection_names() -> None:
     sim = observed()
-    sim.alert("n3", alert())
+    sim.alert("n3", BAD_GPU)
     sim.run(8.0)
     assert (sim.state.evicted, sim.state.spares) == ({}, ("n3",))
-    assert not any(isinstance(asked, qs.GiveBack) for asked in sim.asked)
+    assert questions(sim, qs.GiveBack) == []
     assert not any(isinstance(message, Shutdown) for _, message in sim.sent)

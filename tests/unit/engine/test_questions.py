@@ -14,7 +14,7 @@ from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.exits import Witness
 from slurm_robust.testing.sim.environment import Tell, always
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, trained
+from tests.unit.engine.stories import PACE, controller_of, core_of, mute, questions, trained
 
 
 class Asked:
@@ -28,18 +28,15 @@ class Asked:
 
     @property
     def core(self) -> Core:
-        assert self.sim.controller is not None
-        return self.sim.controller.core
+        return controller_of(self.sim).core
 
     @property
     def now(self) -> Now:
-        assert self.sim.controller is not None
-        return self.sim.controller.now()
+        return controller_of(self.sim).now()
 
     def turn(self) -> Tell:
         """Let the controller put its newest question to the world; the way of the answer."""
-        assert self.sim.controller is not None
-        self.sim.controller.turn()
+        controller_of(self.sim).turn()
         return self.tells[-1]
 
     def ask(self, *, within_s: float = 60.0) -> tuple[Tell, list[object]]:
@@ -154,20 +151,15 @@ def test_a_fact_that_slurm_did_not_tell_at_the_start_is_asked_for_again(
 ) -> None:
     silent = always(qs.NoAnswer(reason="Unable to contact slurm controller"))
     sim = Sim(1, pace=PACE, steps=400, replies={question: silent})
-
-    def times() -> int:
-        return sum(isinstance(asked, question) for asked in sim.asked)
-
     sim.run(50.0)
-    assert times() == 1
+    assert len(questions(sim, question)) == 1
     sim.run(20.0)
-    assert times() == 2
+    assert len(questions(sim, question)) == 2
     sim.answer(question, always(fact))
     sim.run(130.0)
-    assert sim.controller is not None
-    core = sim.controller.core
+    core, _ = core_of(sim)
     assert (core.departure.kill_wait_s if question is qs.FindKillWait else core.switches) == fact
-    assert times() == 3
+    assert len(questions(sim, question)) == 3
 
 
 def test_only_the_nodes_whose_agents_could_not_be_started_count_as_ended() -> None:
@@ -189,8 +181,7 @@ def test_a_controller_that_stood_still_counts_no_time_against_answers(job: Asked
 
 def test_a_controller_that_stood_still_counts_no_time_against_agents_either() -> None:
     job = Asked(trained(2))
-    for node in job.sim.nodes.values():
-        node.is_mute = True
+    mute(job.sim)
     job.core.stacks.ask(job.now)
     job.sim.controller_stalls(60.0)
     job.sim.run(60.5)

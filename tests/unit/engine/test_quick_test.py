@@ -20,7 +20,7 @@ from slurm_robust.testing.sim.job import BEGUN, Sim
 from slurm_robust.testing.sim.training import doing
 from slurm_robust.wire.messages import TakeStacks
 from tests.builders.events import run_started
-from tests.unit.engine.stories import gets_on, node_tests, requeues, starts, trained
+from tests.unit.engine.stories import core_of, gets_on, node_tests, questions, requeues, starts, trained
 
 PIPELINE = {1: "n2", 5: "n6", 9: "n10"}
 """Ranks of one pipeline, with their nodes."""
@@ -112,8 +112,8 @@ def evicted_before(*, give_back: bool) -> Sim:
     sim = trained(
         3, 1, config=JobConfig(slurm=SlurmConfig(give_back=give_back)), replies={qs.GiveBack: never}
     )
-    assert sim.controller is not None
-    sim.controller.core.evict("n4", "suspected", sim.controller.now(), unproven=True)
+    core, now = core_of(sim)
+    core.evict("n4", "suspected", now, unproven=True)
     sim.run(10.0)
     return sim
 
@@ -137,7 +137,7 @@ def test_a_node_that_was_evicted_by_suspicion_takes_the_slot_of_a_dead_one(gone:
 
 def test_a_node_on_its_way_back_to_slurm_is_not_used() -> None:
     sim = evicted_before(give_back=True)
-    assert [asked.node for asked in sim.asked if isinstance(asked, qs.GiveBack)] == ["n4"]
+    assert [asked.node for asked in questions(sim, qs.GiveBack)] == ["n4"]
     sim.node_dies("n2")
     sim.run_until(lambda: bool(requeues(sim)), within_s=120.0)
     (found,) = sim.events(ev.QuickTested)

@@ -10,10 +10,20 @@ from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.findings import Outcome
-from slurm_robust.slurm.records import Reservation
 from slurm_robust.testing.sim.environment import Tell
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, evicted, gets_on, next_controller, starts, trained
+from tests.unit.engine.stories import (
+    PACE,
+    borrowed,
+    core_of,
+    evicted,
+    gets_on,
+    next_controller,
+    questions,
+    reserve,
+    starts,
+    trained,
+)
 from tests.unit.engine.test_standby import settles, under_test
 
 SPARES = CompanionPool(reservation="spares")
@@ -31,23 +41,13 @@ def settings(replenish: str = "reservation", *, partition: bool = False) -> JobC
 def job_with(*lendable: str, config: JobConfig | None = None, **more: object) -> Sim:
     """A job of two nodes and a standby; ``lendable``: the nodes of the reservation, of which n4 is one."""
     sim = trained(2, 1, config=config or settings(), **{"others": len(lendable) or 1, "steps": 2000} | more)
-    sim.cluster.reservations["spares"] = Reservation(
-        name="spares",
-        nodes=lendable,
-        node_count=len(lendable),
-        users=(sim.slurm.user,),
-        end_time=sim.clock.now + 1e6,
-    )
+    reserve(sim, *lendable)
     return sim
 
 
 def uses_the_standby(sim: Sim) -> None:
     sim.node_dies("n2")
     gets_on(sim, 2)
-
-
-def borrowed(sim: Sim) -> list[qs.BorrowNodes]:
-    return [asked for asked in sim.asked if isinstance(asked, qs.BorrowNodes)]
 
 
 def companions(sim: Sim) -> list[int]:
@@ -163,7 +163,7 @@ def test_slurm_that_never_answers_is_waited_for_within_a_bound() -> None:
     loans.tells[0](qs.SubmittedCompanion(job_id=105, source=SPARES), is_last=False)
     loans.tells[0](qs.BorrowAnswer(nodes={105: "n4"}))
     sim.run(1.0)
-    ended = [asked.jobs for asked in sim.asked if isinstance(asked, qs.EndCompanions)]
+    ended = [asked.jobs for asked in questions(sim, qs.EndCompanions)]
     assert (ended, sim.state.spares) == ([(105,)], ()), "too late, it is given back"
 
 
@@ -189,7 +189,7 @@ def test_a_takeover_while_a_companion_waits_gives_it_back_and_asks_anew() -> Non
 def test_observe_mode_borrows_no_standby() -> None:
     config = JobConfig(mode="observe", companions=CompanionConfig(reservation="spares"))
     sim = job_with("n4", config=config)
-    assert sim.controller is not None
-    sim.controller.core.evict("n3", "test", sim.controller.now())
+    core, now = core_of(sim)
+    core.evict("n3", "test", now)
     sim.run(60.0)
     assert (evicted(sim), borrowed(sim)) == ({"n3"}, [])

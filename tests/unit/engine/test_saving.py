@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,16 @@ from slurm_robust.policy.checkpoints import LAST_STORE_S
 from slurm_robust.testing.sim.environment import never
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Save, Shutdown
-from tests.unit.engine.stories import PACE, begins, orders, requeues, trained
+from tests.unit.engine.stories import (
+    PACE,
+    begins,
+    orders,
+    questions,
+    requeues,
+    seconds_until,
+    trained,
+    writes,
+)
 
 BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)
 
@@ -35,8 +43,8 @@ def loses_a_node(nodes: int = 2, *, idle: tuple[str, ...] = (), **more: Any) -> 
     """A job without standbys that has just lost n2; what ``idle`` nodes write never gets onto storage."""
     sim = trained(nodes, **more)
     sim.run(1.0)  # until the peers have step 10
-    for node in idle:
-        sim.nodes[node].writes = False
+    if idle:
+        writes(sim, *idle, anything=False)
     sim.node_dies("n2")
     return sim
 
@@ -47,12 +55,6 @@ def ranks_saved(sim: Sim) -> dict[str, tuple[int, ...]]:
 
 def written(sim: Sim) -> list[tuple[int, int]]:
     return [(event.generation, event.step) for event in sim.events(ev.StorageWritten)]
-
-
-def seconds_until(sim: Sim, condition: Callable[[], bool]) -> float:
-    began = sim.now
-    sim.run_until(condition, within_s=120.0)
-    return sim.now - began
 
 
 def test_each_node_writes_the_parts_that_it_has() -> None:
@@ -82,8 +84,7 @@ def test_the_parts_of_a_dead_node_are_written_by_its_peer_once(network: str) -> 
 
 def test_a_node_that_cannot_write_does_not_hold_up_the_end() -> None:
     sim = trained(2, config=JobConfig(timings=Timings(checkpoint_s=15)))
-    for node in sim.nodes.values():
-        node.writes = False
+    writes(sim, anything=False)
     fails_for_good(sim)
     sim.run_until(lambda: sim.stage == "Saving", within_s=60.0)
     assert 15 <= seconds_until(sim, lambda: sim.code is not None) < 30
@@ -126,8 +127,7 @@ def test_a_node_that_dies_before_it_has_saved_its_parts_is_not_waited_for() -> N
 def near_its_end(**more: Any) -> Sim:
     """A job on two nodes that cannot write is warned of its end, and saves."""
     sim = trained(2, **more)
-    for node in sim.nodes.values():
-        node.writes = False
+    writes(sim, anything=False)
     sim.warn()
     sim.run_until(lambda: sim.stage == "Saving", within_s=120.0)
     return sim
@@ -147,7 +147,7 @@ def test_nodes_that_the_owner_asks_for_by_name_stay_asked_for() -> None:
     sim.run_until(lambda: bool(requeues(sim)), within_s=60.0)
     (asked,) = sim.events(ev.RequeueStarted)
     assert asked.holders == ("n1", "n2")
-    (order,) = (asked for asked in sim.asked if isinstance(asked, qs.BeginRequeue))
+    (order,) = questions(sim, qs.BeginRequeue)
     assert (order.holders, order.pins) == (("n1",), ("n1",))
     (taken,) = sim.events(ev.AllocationTaken)
     for required in (("n1", "n2"), None):

@@ -9,7 +9,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, evicted, gets_on, requeues, starts, trained
+from tests.unit.engine.stories import PACE, controller_of, evicted, gets_on, requeues, starts, trained
 
 INSANE = "srun: error: slurm_msg_recvfrom_timeout: Insane message length"
 KILLED = ""  # nothing is left to say anything
@@ -28,8 +28,7 @@ def without_agent_on_n1() -> Sim:
 def hears(sim: Sim, *nodes: str, says: str, is_task: bool = False) -> None:
     """The controller hears that the srun of agents, or of a task, has ended; the agents may live on."""
     sim.run_until(lambda: sim.controller is not None, within_s=5.0)
-    assert sim.controller is not None
-    sim.controller.hear_step(nodes, 1, (says,) if says else (), is_task=is_task)
+    controller_of(sim).hear_step(nodes, 1, (says,) if says else (), is_task=is_task)
 
 
 def restarted(sim: Sim, generation: int = 2, step: int = 9) -> None:

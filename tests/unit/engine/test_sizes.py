@@ -16,19 +16,12 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Launch, Save
+from tests.builders.checkpoints import ref
 from tests.builders.events import run_started
-from tests.unit.engine.stories import PACE, orders, trained
+from tests.unit.engine.stories import PACE, launched, orders, questions, trained, writes
 
 STEP = 6
 LAYOUT = "4x1:tp1-cp1-ep1-dp4-pp1"
-
-
-def ref(step: int, generation: int = 1) -> CheckpointId:
-    return CheckpointId(step=step, generation=generation)
-
-
-def launched(sim: Sim) -> ev.GenerationLaunched:
-    return sim.events(ev.GenerationLaunched)[-1]
 
 
 def stopped(*stored: int, **more: Any) -> Sim:
@@ -38,7 +31,7 @@ def stopped(*stored: int, **more: Any) -> Sim:
     assert sim.step == STEP
     sim.run_dies()
     for step in stored:
-        sim.storage.write(ref(step), range(4), 4)
+        sim.storage.write(ref(1, step), range(4), 4)
     return sim
 
 
@@ -93,7 +86,7 @@ def test_the_shared_part_is_written_by_a_node_that_has_it() -> None:
     starts(sim, 3)
     (peer,) = (node for node, order in orders(sim, Save).items() if 0 in order.ranks)
     assert peer != "n1"
-    assert {order.checkpoint for order in orders(sim, Save).values()} == {ref(STEP)}
+    assert {order.checkpoint for order in orders(sim, Save).values()} == {ref(1, STEP)}
     assert launched(sim).restore_step == STEP
 
 
@@ -102,7 +95,7 @@ def test_without_a_node_that_has_the_shared_part_and_that_of_rank_0_the_step_bef
     for name, node in sim.nodes.items():
         node.lose(SHARED if name == "n1" else 0, STEP)
     starts(sim, 3)
-    assert {order.checkpoint for order in orders(sim, Save).values()} == {ref(STEP - 1)}
+    assert {order.checkpoint for order in orders(sim, Save).values()} == {ref(1, STEP - 1)}
     assert launched(sim).restore_step == STEP - 1
 
 
@@ -134,7 +127,7 @@ def test_an_order_to_end_saves_what_ranks_of_another_number_have_in_memory() -> 
     sim.cancel()
     sim.run_to_end(within_s=60.0)
     saved = orders(sim, Save).values()
-    assert {(order.checkpoint, order.world_size) for order in saved} == {(ref(STEP), 4)}
+    assert {(order.checkpoint, order.world_size) for order in saved} == {(ref(1, STEP), 4)}
     assert any("gen-0001/step-00000006 was only in memory; it is on storage now" in t for t in sim.said)
 
 
@@ -147,20 +140,15 @@ def test_parts_that_are_missing_leave_what_storage_has() -> None:
     assert launched(sim).restore_step == 2
 
 
-def mute(sim: Sim) -> Sim:
-    """No node writes anything, nor says why."""
-    for node in sim.nodes.values():
-        node.writes = False
-    return sim
-
-
 def test_nodes_that_cannot_write_do_not_hold_up_what_storage_has() -> None:
-    config = JobConfig(timings=Timings(checkpoint_s=5))
-    assert launched(starts(mute(stopped(2, config=config)), 3)).restore_step == 2
+    sim = stopped(2, config=JobConfig(timings=Timings(checkpoint_s=5)))
+    writes(sim, anything=False)
+    assert launched(starts(sim, 3)).restore_step == 2
 
 
 def test_nodes_that_cannot_write_what_only_they_have_end_the_run_and_keep_it() -> None:
-    sim = mute(stopped(config=JobConfig(timings=Timings(checkpoint_s=5))))
+    sim = stopped(config=JobConfig(timings=Timings(checkpoint_s=5)))
+    writes(sim, anything=False)
     ends(sim, 3)
     assert sim.code == ExitCode.CHECKPOINTS
     assert any("could not be put on storage: n" in text for text in sim.said)
@@ -172,7 +160,7 @@ def test_storage_that_refuses_one_listing_is_asked_again_before_training_begins_
     sim = stopped(4)
     for node in sim.nodes.values():
         node.forget_copies()
-    before = listings(sim)
+    before = len(questions(sim, qs.FindCheckpoint))
 
     def refuses(asked: qs.FindCheckpoint, tell: Callable[[object], None]) -> None:
         sim.answer(qs.FindCheckpoint, None)
@@ -180,12 +168,8 @@ def test_storage_that_refuses_one_listing_is_asked_again_before_training_begins_
 
     sim.answer(qs.FindCheckpoint, refuses)
     starts(sim, 4)
-    assert (launched(sim).restore_step, listings(sim) - before >= 2) == (4, True)
-
-
-def listings(sim: Sim) -> int:
-    """How often storage was asked what it has."""
-    return len([asked for asked in sim.asked if isinstance(asked, qs.FindCheckpoint)])
+    assert launched(sim).restore_step == 4
+    assert len(questions(sim, qs.FindCheckpoint)) >= before + 2
 
 
 def test_other_parallel_sizes_are_refused_with_the_fix() -> None:
@@ -218,7 +202,7 @@ def test_copies_on_disk_count_too() -> None:
         held = {copy.rank for copy in node.copies if copy.step == STEP}
         node.forget_copies()
         for rank in held:
-            node.keep(rank, Tier.LOCAL, ref(STEP))
+            node.keep(rank, Tier.LOCAL, ref(1, STEP))
     assert launched(starts(sim, 3)).restore_step == STEP
 
 
@@ -243,14 +227,14 @@ def next_job(earlier: ev.Continued, *stored: CheckpointId) -> Sim:
 
 
 def test_the_next_job_of_a_training_cuts_up_what_the_earlier_one_left() -> None:
-    sim = next_job(structs.replace(EARLIER, stored=ref(20, 4)), ref(20, 4))
+    sim = next_job(structs.replace(EARLIER, stored=ref(4, 20)), ref(4, 20))
     sim.run_until(lambda: sim.stage == "Running", within_s=60.0)
-    assert (launched(sim).restore, launched(sim).generation) == (ref(20, 4), 5)
+    assert (launched(sim).restore, launched(sim).generation) == (ref(4, 20), 5)
     assert {order.restore_layout for order in orders(sim, Launch).values()} == {LAYOUT}
 
 
 def test_the_next_job_of_a_training_ends_if_storage_has_lost_all() -> None:
-    sim = next_job(structs.replace(EARLIER, stored=ref(20, 4)))
+    sim = next_job(structs.replace(EARLIER, stored=ref(4, 20)))
     assert sim.run_to_end(within_s=600.0) == ExitCode.CHECKPOINTS
     assert sim.events(ev.GenerationLaunched) == []
 

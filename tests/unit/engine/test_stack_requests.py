@@ -11,12 +11,11 @@ from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.diagnostics.live import LiveStacks, NotLive, take
 from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
-from slurm_robust.testing.sim.controller import SimController
 from slurm_robust.testing.sim.environment import never
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import waiting
 from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken, TakeStacks
-from tests.unit.engine.stories import all_wait, evicted, gets_on, opened, trained
+from tests.unit.engine.stories import all_wait, controller_of, evicted, gets_on, mute, opened, trained
 
 
 def job(nodes: int = 4, mode: Literal["act", "observe"] = "act") -> Sim:
@@ -24,13 +23,8 @@ def job(nodes: int = 4, mode: Literal["act", "observe"] = "act") -> Sim:
     return trained(nodes, config=JobConfig(mode=mode, detect=DetectConfig(stacks_s=3.0)))
 
 
-def controller(sim: Sim) -> SimController:
-    assert sim.controller is not None
-    return sim.controller
-
-
 def ask(sim: Sim, wish: ShowStacks | None = None) -> StacksShown:
-    return controller(sim).show_stacks(wish or ShowStacks())
+    return controller_of(sim).show_stacks(wish or ShowStacks())
 
 
 def take_stacks(sim: Sim, pause: Callable[[], None] | None = None) -> LiveStacks:
@@ -38,18 +32,13 @@ def take_stacks(sim: Sim, pause: Callable[[], None] | None = None) -> LiveStacks
     return take(lambda wish: ask(sim, wish), lambda *_: None, pause or (lambda: sim.run(0.25)))
 
 
-def mute(sim: Sim, *nodes: str, is_mute: bool = True) -> None:
-    for node in nodes:
-        sim.nodes[node].is_mute = is_mute
-
-
-def orders(sim: Sim) -> list[TakeStacks]:
+def sample_orders(sim: Sim) -> list[TakeStacks]:
     return [message for _, message in sim.sent if isinstance(message, TakeStacks)]
 
 
 def rounds(sim: Sim) -> list[int]:
     """The numbers of the sample rounds, in their order."""
-    return list(dict.fromkeys(order.number for order in orders(sim)))
+    return list(dict.fromkeys(order.number for order in sample_orders(sim)))
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])
@@ -79,7 +68,7 @@ def test_a_node_that_does_not_answer_is_named_after_its_time() -> None:
     taken = take_stacks(sim)
     assert taken.silent == ("n3",)
     assert taken.limit_s <= sim.now - begun < taken.limit_s + 1.0
-    assert len(orders(sim)) > 4, "it was asked again"
+    assert len(sample_orders(sim)) > 4, "it was asked again"
     assert (len(rounds(sim)), sim.stage) == (1, "Running")
 
 
@@ -105,19 +94,19 @@ def test_stacks_that_are_not_fetched_are_forgotten() -> None:
     sim = job()
     shown = ask(sim)
     sim.run(2.0)
-    assert len(controller(sim).core.stacks.all()) == 4
+    assert len(controller_of(sim).core.stacks.all()) == 4
     sim.run(78.0)
-    assert controller(sim).core.stacks.all() == ()
+    assert controller_of(sim).core.stacks.all() == ()
     assert ask(sim, ShowStacks(number=shown.number)).number > shown.number
 
 
 def test_stacks_that_an_earlier_controller_was_to_get_are_not_those_of_this_one() -> None:
     sim = job()
-    mute(sim, *sim.state.world.slots)
-    shown, core = ask(sim), controller(sim).core
+    mute(sim)
+    shown, core = ask(sim), controller_of(sim).core
     for number, taken in ((1, 0), (shown.number, 1)):
         answer = StacksTaken(node="n1", number=number, generation=1, stacks=(waiting(0, "n1"),))
-        core.on_agent_answer(answer, controller(sim).now())
+        core.on_agent_answer(answer, controller_of(sim).now())
         assert len(core.stacks.all()) == taken
 
 
@@ -135,7 +124,7 @@ def test_a_sample_round_ends_with_its_generation() -> None:
     mute(sim, "n3")
 
     def fail() -> None:
-        others_answered = len(controller(sim).core.stacks.all()) == 3
+        others_answered = len(controller_of(sim).core.stacks.all()) == 3
         if sim.state.world.generation == 1 and others_answered and 1 in sim.ranks:
             sim.kill_rank(1)
         sim.run(0.25)
@@ -166,7 +155,7 @@ def test_a_hang_is_placed_by_the_sample_round_that_is_under_way() -> None:
 
 def test_a_person_takes_no_sample_round_away_from_the_policy() -> None:
     sim = job()
-    stacks, now = controller(sim).core.stacks, controller(sim).now
+    stacks, now = controller_of(sim).core.stacks, controller_of(sim).now
     stacks.ask(now())
     sim.run(3.0)  # all have answered, and no policy has looked yet
     (number,) = rounds(sim)

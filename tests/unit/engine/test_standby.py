@@ -23,14 +23,16 @@ from tests.unit.engine.stories import (
     comes_to,
     evicted,
     gets_on,
+    gives_up,
+    mute,
     next_controller,
     opened,
+    questions,
     requeues,
     starts,
     trained,
 )
 
-DOWN = frozenset({"DOWN", "NOT_RESPONDING"})
 SILENT_S = 33.0
 """An agent that is silent for so long is lost, although its node answers."""
 
@@ -131,7 +133,7 @@ def test_a_standby_that_is_given_up_is_not_chosen_and_is_convicted_of_nothing(is
     if is_dead:
         sim.node_dies("n3")
     else:
-        sim.cluster.set_node("n3", states=DOWN, reason="Not responding")
+        gives_up(sim, "n3")
         hiccups(sim)
     sim.run(3.0)
     assert is_usable(sim, "n3") is False
@@ -143,7 +145,7 @@ def test_a_standby_that_is_given_up_is_not_chosen_and_is_convicted_of_nothing(is
 
 def test_a_silent_standby_is_asked_about_again_and_answers_at_last() -> None:
     sim = trained(2, 1)
-    sim.cluster.set_node("n3", states=DOWN, reason="Not responding")
+    gives_up(sim, "n3")
     hiccups(sim)
     sim.run(3.0)
     assert is_usable(sim, "n3") is False
@@ -324,12 +326,12 @@ class HeldTests:
 
 def under_test(sim: Sim) -> list[str]:
     """Standbys whose quick test was begun."""
-    return [asked.nodes[0] for asked in sim.asked if isinstance(asked, qs.TestNodes) and asked.standby]
+    return [asked.nodes[0] for asked in questions(sim, qs.TestNodes) if asked.standby]
 
 
 def ended_tests(sim: Sim) -> list[int]:
     """The numbers of the quick tests that were ended before they were over."""
-    return [asked.number for asked in sim.asked if isinstance(asked, qs.EndStandbyTest)]
+    return [asked.number for asked in questions(sim, qs.EndStandbyTest)]
 
 
 def after_tests(sim: Sim, *nodes: str) -> Sim:
@@ -436,8 +438,7 @@ def test_a_standby_under_test_is_taken_and_what_its_test_says_then_does_not_coun
 def test_a_quick_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_again() -> None:
     sim = trained(2, 1, config=ONLY_TESTS, replies={qs.TestNodes: never})
     until_stage(sim, "n3", StandbyStage.TESTING)
-    for node in ("n1", "n2"):
-        sim.nodes[node].is_mute = True
+    mute(sim, "n1", "n2")
     sim.hang_rank(1)
     sim.run_until(lambda: opened(sim) == [Symptom.HANG], within_s=60.0)
     assert ended_tests(sim) == [1]

@@ -14,7 +14,18 @@ from slurm_robust.testing.sim.environment import SimulatedPace, always
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.wire.messages import Shutdown
-from tests.unit.engine.stories import PACE, evicted, gets_on, opened, requeues, starts, trained
+from tests.unit.engine.stories import (
+    PACE,
+    controller_of,
+    evicted,
+    gets_on,
+    gives_up,
+    opened,
+    questions,
+    requeues,
+    starts,
+    trained,
+)
 
 ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
 NO_SLURMCTLD = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
@@ -39,8 +50,7 @@ def requeued(pace: SimulatedPace = PACE, *, starts: bool = False) -> Sim:
 
 def srun_ends(sim: Sim, says: str, code: int = 1) -> None:
     """The newest srun of agents ends, with that line."""
-    assert sim.controller is not None
-    sim.controller.hear_step(starts(sim)[-1], code, (says,), is_task=False)
+    controller_of(sim).hear_step(starts(sim)[-1], code, (says,), is_task=False)
 
 
 def srun_ends_again_and_again(sim: Sim, says: str, times: int = 1000) -> None:
@@ -53,7 +63,7 @@ def srun_ends_again_and_again(sim: Sim, says: str, times: int = 1000) -> None:
 
 def let_go(sim: Sim) -> list[str]:
     """Dead nodes whose srun was killed."""
-    return [asked.node for asked in sim.asked if isinstance(asked, qs.LetGo)]
+    return [asked.node for asked in questions(sim, qs.LetGo)]
 
 
 def decision(sim: Sim) -> ev.Decided:
@@ -128,7 +138,7 @@ def test_a_node_that_slurm_calls_down_is_replaced_on_its_word() -> None:
     sim = unstarted()
     sim.run(1.0)
     sim.node_dies("n2")
-    sim.cluster.set_node("n2", states=frozenset({"DOWN"}), reason="Not responding")
+    gives_up(sim, "n2")
     sim.answer(qs.StartAgents, None)
     srun_ends(sim, DEAD_NODE, code=233)
     gets_on(sim, 1)
@@ -145,7 +155,7 @@ def test_a_silent_node_that_slurm_calls_well_gets_a_second_start() -> None:
     sim.no_agent.clear()
     gets_on(sim, 1)
     assert (sim.state.world.slots, opened(sim)) == (("n1", "n2"), [])
-    assert [asked.nodes for asked in sim.asked if isinstance(asked, qs.AskAboutNodes)] == [("n2",)]
+    assert [asked.nodes for asked in questions(sim, qs.AskAboutNodes)] == [("n2",)]
 
 
 def test_a_node_on_which_two_starts_show_nothing_is_replaced_with_little_confidence() -> None:

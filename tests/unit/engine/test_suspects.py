@@ -15,11 +15,11 @@ from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.lives import BAD_GPU
-from tests.unit.engine.stories import evicted, gets_on, opened, trained
+from tests.unit.engine.stories import evicted, gets_on, opened, questions, trained
 
 
 def suspects(sim: Sim) -> list[Suspect]:
-    return [asked.suspect for asked in sim.asked if isinstance(asked, qs.SaveSuspect)]
+    return [asked.suspect for asked in questions(sim, qs.SaveSuspect)]
 
 
 def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:

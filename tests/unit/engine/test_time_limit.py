@@ -12,7 +12,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.leaving import Sentence
 from slurm_robust.testing.sim.environment import always, never
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, requeues, trained
+from tests.unit.engine.stories import PACE, requeues, trained, writes
 
 WARNING = "the end of this run is near (USR1)"
 NO_STEP_S = 1e5
@@ -62,8 +62,7 @@ def test_a_new_step_begins_the_count_of_runs_anew(reports: bool) -> None:
 def test_runs_that_only_repeat_steps_are_not_requeued_for_ever() -> None:
     sim = trained(2, 1)
     sim.answer(qs.AskAboutRun, always(Sentence(running=True, left_s=5.0)))  # no checkpoint can be waited for
-    for node in sim.nodes.values():
-        node.writes = False
+    writes(sim, anything=False)
     assert ends(sim, when=lambda: sim.step >= 20)
     for again in (True, True, False):
         for node in sim.nodes.values():

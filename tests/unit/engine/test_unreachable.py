@@ -9,15 +9,25 @@ from msgspec import structs
 
 from slurm_robust.agent.launcher import Gone
 from slurm_robust.config.job import CompanionConfig, JobConfig, Timings
-from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
-from slurm_robust.slurm.records import Reservation
 from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.util.text import clock
 from slurm_robust.wire.messages import Save
-from tests.unit.engine.stories import PACE, evicted, gets_on, orders, requeues, restored, trained
+from tests.unit.engine.stories import (
+    PACE,
+    borrowed,
+    evicted,
+    gets_on,
+    gives_up,
+    orders,
+    requeues,
+    reserve,
+    restored,
+    trained,
+    writes,
+)
 
 FOUR = ("n1", "n2", "n3", "n4")
 NO_TAKEOVER = Timings(takeover_s=0.0, verdict_s=0.0)  # nor is a node known to be dead before it is silent
@@ -40,19 +50,8 @@ def heal(sim: Sim, *nodes: str) -> None:
 def reserving(nodes: int, spares: int = 0, *reserved: str) -> Sim:
     """A job that may borrow these nodes from a reservation."""
     sim = trained(nodes, spares, others=3, config=WITH_RESERVATION)
-    made = Reservation(name="spares", nodes=reserved, node_count=len(reserved), end_time=sim.clock.now + 1e6)
-    sim.cluster.reservations["spares"] = made
+    reserve(sim, *reserved)
     return sim
-
-
-def borrowed(sim: Sim) -> list[qs.BorrowNodes]:
-    return [asked for asked in sim.asked if isinstance(asked, qs.BorrowNodes)]
-
-
-def gives_up(sim: Sim, *nodes: str) -> None:
-    """Slurm gives up nodes."""
-    for node in nodes:
-        sim.cluster.set_node(node, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason="Not responding")
 
 
 @pytest.mark.parametrize(("spares", "lent"), [(1, ("n6",)), (0, ("n5", "n6"))])
@@ -265,8 +264,7 @@ def lost_in_turn(
 ) -> Sim:
     """n3 is lost after the newest step had been found whole without n2, and before there is a newer one."""
     sim = shared(spares=spares, stored=True, pace=pace)
-    for node in sim.nodes.values():
-        node.writes = False
+    writes(sim, anything=False)
     prepare(sim)
     sim.node_dies("n2")
     sim.run_until(lambda: when(sim), within_s=100.0)

@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import blames_no_node, evicted, gets_on, opened, starts, trained
+from tests.unit.engine.stories import blames_no_node, evicted, gets_on, gives_up, opened, starts, trained
 
 DEAD_S = 5.0
 
@@ -79,7 +79,7 @@ def test_several_nodes_that_refuse_a_connection_may_be_cut_off() -> None:
 
 def test_a_node_that_slurm_has_given_up_is_not_waited_for() -> None:
     sim = stalls("n3", ranks=(2,))
-    sim.cluster.set_node("n3", states=frozenset({"DOWN", "NOT_RESPONDING"}), reason="Not responding")
+    gives_up(sim, "n3")
     assert seconds_to_eviction(sim) < 15.0
 
 

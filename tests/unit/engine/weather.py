@@ -10,10 +10,10 @@ from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, DetectConfig, JobConfig, Timings
 from slurm_robust.engine import questions as qs
-from slurm_robust.slurm.records import Reservation
 from slurm_robust.testing.sim.environment import SimulatedPace, never
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import Rank
+from tests.unit.engine.stories import writes
 
 RANKS = 3
 ALL = ("n1", "n2", "n3", "n4")
@@ -85,8 +85,7 @@ class Weather:
         self.sim.storage_fails()
 
     def nothing_is_written(self, number: int) -> None:
-        for node in self.sim.nodes.values():
-            node.writes = False
+        writes(self.sim, anything=False)
 
     def tests_never_answer(self, number: int) -> None:
         self.sim.answer(qs.TestNodes, never)
@@ -121,13 +120,6 @@ def begin(*, spares: int = 1, reports: bool = True, config: JobConfig = CONFIG) 
     sim = Sim(RANKS, spares, seed=1, steps=4000, others=2, pace=PACE, config=config)
     sim.training.reports = reports
     return sim
-
-
-def lends(sim: Sim, *nodes: str) -> None:
-    """Companions get these nodes."""
-    end = sim.clock.now + 1e6
-    made = Reservation(name="spares", nodes=nodes, node_count=len(nodes), end_time=end)
-    sim.cluster.reservations["spares"] = made
 
 
 def live(sim: Sim, happenings: list[tuple[str, int, float]]) -> None:

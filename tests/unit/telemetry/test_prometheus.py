@@ -22,7 +22,7 @@ from slurm_robust.controller.metrics import About, MetricsServer
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.live_status import LiveStatus
-from tests.unit.engine.stories import trained
+from tests.unit.engine.stories import core_of, trained
 from tests.unit.telemetry.monitoring import MONITORING, expressions
 from tests.waiting import wait_for
 
@@ -43,8 +43,7 @@ class Watched:
         self.moment = self.look()
 
     def look(self) -> LiveStatus:
-        assert self.sim.controller is not None
-        core, now = self.sim.controller.core, self.sim.controller.now()
+        core, now = core_of(self.sim)
         news, self._known = self.sim.journal[self._known :], len(self.sim.journal)
         self._live_status.on_ledger(summary_of(self.sim.journal, now.wall), now.mono)
         self.moment = self._live_status.make(picture(core, now, news, Storage(), 0.01))
