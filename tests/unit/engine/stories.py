@@ -57,7 +57,17 @@ def restored(sim: Sim) -> tuple[int, dict[str, int]]:
 
 def orders(sim: Sim, kind: type[T]) -> dict[str, T]:
     """The newest order of this kind to each node that got one."""
-    return {node: message for node, message in sim.sent if isinstance(message, kind)}
+    return dict(sent(sim, kind))
+
+
+def sent(sim: Sim, kind: type[T]) -> list[tuple[str, T]]:
+    """All messages of this kind to agents, with their nodes."""
+    return [(node, message) for node, message in sim.sent if isinstance(message, kind)]
+
+
+def notes(sim: Sim) -> list[str]:
+    """What the journal notes."""
+    return [event.text for event in sim.events(ev.Noted)]
 
 
 def comes_to(sim: Sim, step: int) -> None:

@@ -27,11 +27,13 @@ from tests.unit.engine.stories import (
     begins,
     gets_on,
     launched,
+    notes,
     opened,
     orders,
     questions,
     requeues,
     restored,
+    sent,
 )
 
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")
@@ -625,13 +627,9 @@ def trains(config: JobConfig | None = None, pace: SimulatedPace = SECONDS) -> Si
     return begun(config=config, pace=pace, steps=1000)
 
 
-def count(sim: Sim, kind: type) -> int:
-    return sum(isinstance(message, kind) for _, message in sim.sent)
-
-
 def flushes(sim: Sim) -> list[int]:
     """The steps that were ordered to storage, one after the other."""
-    return list(dict.fromkeys(message.step for _, message in sim.sent if isinstance(message, Flush)))
+    return list(dict.fromkeys(message.step for _, message in sent(sim, Flush)))
 
 
 def ordered(sim: Sim, within_s: float) -> float:
@@ -660,13 +658,13 @@ def test_the_stride_follows_the_lag_and_outlives_a_restart() -> None:
 def test_the_order_with_the_stride_is_repeated() -> None:
     sim = trains()
     sim.run(20.0)
-    assert 8 < count(sim, Pace) < 16  # two nodes, every three seconds
+    assert 8 < len(sent(sim, Pace)) < 16  # two nodes, every three seconds
 
 
 def test_without_memory_nothing_is_paced_or_flushed() -> None:
     sim = trains(JobConfig(checkpoint=CheckpointConfig(memory=False, every_s=5)))
     sim.run(20.0)
-    assert count(sim, Pace) == count(sim, Flush) == 0
+    assert sent(sim, Pace) == sent(sim, Flush) == []
 
 
 def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
@@ -704,10 +702,10 @@ def test_an_order_to_write_to_storage_is_repeated_and_given_up_with_a_note() -> 
     ordered(sim, within_s=40.0)
     (step,) = flushes(sim)
     sim.run(20.0)
-    assert 2 * 5 < count(sim, Flush) < 2 * 10
+    assert 2 * 5 < len(sent(sim, Flush)) < 2 * 10
     ordered(sim, within_s=100.0)
     assert written(sim) == []
-    (note,) = [event.text for event in sim.events(ev.Noted) if "did not get onto storage" in event.text]
+    (note,) = [text for text in notes(sim) if "did not get onto storage" in text]
     assert note.endswith("in time: n2")
     assert sum("did not get onto storage in time: n2; training goes on" in line for line in sim.said) == 1
     assert flushes(sim)[1] > step + 60
@@ -725,7 +723,7 @@ def test_storage_that_is_full_is_said_once_until_it_takes_a_checkpoint_again() -
         f"could not be put on storage by n2: step {tried[0]}: [Errno 28] No space left on device; training "
         "goes on, only the nodes' memory has all steps"
     )
-    assert [e.text for e in sim.events(ev.Noted) if f"step {tried[1]}: [Errno 28]" in e.text]
+    assert [text for text in notes(sim) if f"step {tried[1]}: [Errno 28]" in text]
     sim.nodes["n2"].refuses = ""
     sim.run_until(lambda: bool(written(sim)), within_s=150.0)
     assert sim.said[-1] == f"storage takes checkpoints again: step {flushes(sim)[-1]} is there"

@@ -26,6 +26,7 @@ from tests.unit.engine.stories import (
     core_of,
     evicted,
     gets_on,
+    notes,
     opened,
     orders,
     requeues,
@@ -124,7 +125,7 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
     (launched,) = sim.events(ev.GenerationLaunched)[1:]
     assert (sim.runs, set(launched.slots), launched.restore) == (2, {"n1", "n3"}, ref)
     assert closed.recover_s == pytest.approx(took_s, abs=0.5)
-    assert any("recover_s is by wall clocks" in event.text for event in sim.events(ev.Noted))
+    assert any("recover_s is by wall clocks" in text for text in notes(sim))
     assert any(f"(recovery took {closed.recover_s:.2f} s)" in text for text in sim.said)
 
 

@@ -23,11 +23,13 @@ from tests.unit.engine.stories import (
     controller_of,
     core_of,
     gets_on,
+    notes,
     opened,
     questions,
     requeues,
     says,
     seconds_until,
+    sent,
     trained,
     writes,
 )
@@ -113,7 +115,7 @@ def test_what_memory_has_is_saved_before_the_end() -> None:
     assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
     assert saved(sim) == [sim.training.newest]
     assert opened(sim) == []
-    kept = {message.keep_copies for _, message in sim.sent if isinstance(message, Shutdown)}
+    kept = {message.keep_copies for _, message in sent(sim, Shutdown)}
     assert kept == {False}, "storage has it, so no copy stays behind"
 
 
@@ -260,7 +262,7 @@ def test_kill_wait_bounds_the_time_for_saving() -> None:
     sim = unwritten(pace=structs.replace(QUICK, kill_wait_s=15.0))
     sim.term()
     assert 10 <= seconds_to_end(sim) <= 13
-    (note,) = [e.text for e in sim.events(ev.Noted) if "only in memory" in e.text]
+    (note,) = [text for text in notes(sim) if "only in memory" in text]
     newest = sim.training.newest
     assert f"storage has no step; steps 0 to {newest} are lost: n[1-2] did not write it" in note
     assert "(KillWait=15); fix: the administrator raises KillWait" in note
@@ -375,9 +377,7 @@ def test_a_requeue_asks_for_the_nodes_that_have_what_storage_did_not_get() -> No
     seconds_to_requeue(sim)
     assert [event.holders for event in sim.events(ev.RequeueStarted)] == [NODES]
     assert saved(sim) == [newest - 1]
-    assert not [m for _, m in sim.sent if isinstance(m, Shutdown) and not m.keep_copies], (
-        "they have the newest"
-    )
+    assert not [m for _, m in sent(sim, Shutdown) if not m.keep_copies], "they have the newest"
 
 
 def test_a_second_order_to_end_ends_the_job_immediately() -> None:
@@ -413,7 +413,7 @@ def test_what_is_lost_with_agents_that_ended_just_before_an_order_to_end_is_name
     (told,) = [text for text in sim.said if "are lost" in text]
     lost = f"steps 0 to {sim.training.newest} are lost: n[1-2] do not answer"
     assert told.startswith(f"nothing more is saved: storage has no step; {lost}")
-    assert [e.text for e in sim.events(ev.Noted) if "are lost" in e.text] == [told]
+    assert [text for text in notes(sim) if "are lost" in text] == [told]
 
 
 def test_storage_that_does_not_answer_is_not_taken_for_one_that_has_all() -> None:
@@ -431,7 +431,7 @@ def test_agents_are_told_to_stay_until_all_is_saved() -> None:
     sim = unwritten()
     sim.term()
     sim.run(5.0)
-    stays = [node for node, message in sim.sent if isinstance(message, Stay)]
+    stays = [node for node, message in sent(sim, Stay)]
     assert stays.count("n1") >= 4
     assert stays.count("n2") >= 4
 
@@ -581,4 +581,4 @@ def test_a_warning_asks_a_training_that_gets_on_for_a_newer_step_only() -> None:
     (asked,) = sim.events(ev.CheckpointRequested)
     assert asked.step > 10
     assert CheckpointId(step=asked.step, generation=1) in sim.storage.complete()
-    assert not [message for _, message in sim.sent if isinstance(message, Flush)]
+    assert not [message for _, message in sent(sim, Flush)]

@@ -25,6 +25,7 @@ from tests.unit.engine.stories import (
     gets_on,
     mute,
     node_tests,
+    notes,
     opened,
     questions,
     starts_again,
@@ -158,7 +159,7 @@ def slow_job(**detect: object) -> Sim:
 
 
 def looks(sim: Sim) -> int:
-    return sum("the limit is" in event.text for event in sim.events(ev.Noted))
+    return sum("the limit is" in text for text in notes(sim))
 
 
 def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> None:
@@ -224,7 +225,7 @@ def test_a_silent_network_without_a_culprit_ends_nothing() -> None:
     sim.run_until(lambda: sim.stage == "Running", 20.0)
     sim.run(30.0)
     assert sim.stage == "Running", "it is told once"
-    assert sum("next to nothing" in event.text for event in sim.events(ev.Noted)) == 1
+    assert sum("next to nothing" in text for text in notes(sim)) == 1
     assert (opened(sim), sim.state.world.generation) == ([], 1)
 
 
@@ -234,7 +235,7 @@ def test_a_network_is_not_silent_while_a_node_is_unknown_or_steps_are_made(makes
     mute_network(sim, *NODES if makes_steps else ())
     sim.run(12.0)
     assert (sim.stage, opened(sim), questions(sim, qs.SaveStacks)) == ("Running", [], [])
-    assert not any("next to nothing" in event.text for event in sim.events(ev.Noted))
+    assert not any("next to nothing" in text for text in notes(sim))
 
 
 # -- wrong numbers ---------------------------------------------------------------------------------

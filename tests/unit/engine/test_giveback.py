@@ -13,7 +13,7 @@ from slurm_robust.testing.sim.environment import SimulatedPace, always
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.wire.messages import Shutdown
-from tests.unit.engine.stories import evicted, gets_on, orders, questions, seconds_until, trained
+from tests.unit.engine.stories import evicted, gets_on, notes, orders, questions, seconds_until, trained
 
 NOT_NOW = "the DB index is being set"
 
@@ -87,7 +87,7 @@ def test_a_final_refusal_to_take_a_node_back_is_told_once() -> None:
     sim.run(200.0)
     assert given_back(sim) == ["n2"]
     assert sim.events(ev.NodeGivenBack) == []
-    assert len([e for e in sim.events(ev.Noted) if "not given back" in e.text]) == 1
+    assert len([text for text in notes(sim) if "not given back" in text]) == 1
 
 
 def test_the_next_controller_goes_on_giving_a_node_back() -> None:

@@ -19,7 +19,9 @@ from tests.unit.engine.stories import (
     controller_of,
     evicted,
     gets_on,
+    notes,
     opened,
+    sent,
     starts_again,
     stuck,
     trained,
@@ -59,7 +61,7 @@ def last_actions(sim: Sim) -> list[type]:
 
 def looks(sim: Sim) -> dict[int, tuple[int, ...]]:
     """The sample rounds, and of which ranks each shows the calls in libraries."""
-    return {m.number: m.native for _, m in sim.sent if isinstance(m, TakeStacks)}
+    return {m.number: m.native for _, m in sent(sim, TakeStacks)}
 
 
 # -- jobs that are suspended -------------------------------------------------------------------------
@@ -302,7 +304,7 @@ def test_a_pause_that_ends_by_itself_has_no_time_of_recovery() -> None:
     (closed,) = sim.events(ev.IncidentClosed)
     assert closed.recover_s is None
     assert "incident 1: over, step 31 is done; training went on by itself" in sim.said
-    assert not any("recover_s" in note.text for note in sim.events(ev.Noted))
+    assert not any("recover_s" in text for text in notes(sim))
 
 
 def test_patience_with_a_rank_that_computes_has_an_end() -> None:
@@ -349,6 +351,6 @@ def test_a_slowdown_that_moves_with_the_rank_is_let_be() -> None:
         if node == "n2":
             starts_again(sim, 300.0)
             gets_on(sim, 2)
-    sim.run_until(lambda: any("it is the code, and goes on" in e.text for e in sim.events(ev.Noted)), 900.0)
+    sim.run_until(lambda: any("it is the code, and goes on" in text for text in notes(sim)), 900.0)
     sim.run(60.0)
     assert (sim.state.world.generation, evicted(sim)) == (2, set())

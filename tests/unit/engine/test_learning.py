@@ -12,7 +12,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Load
-from tests.unit.engine.stories import trained
+from tests.unit.engine.stories import sent, trained
 
 CONFIG = JobConfig(standby=StandbyConfig(rehearse=False, test_s=0))
 
@@ -24,7 +24,7 @@ def job(nodes: int = 2, **more: Any) -> Sim:
 
 def load_orders(sim: Sim) -> list[tuple[str, int]]:
     """All orders to load: to which node, and the number of what."""
-    return [(node, message.number) for node, message in sim.sent if isinstance(message, Load)]
+    return [(node, message.number) for node, message in sent(sim, Load)]
 
 
 def loads(sim: Sim) -> list[tuple[str, int]]:
@@ -54,7 +54,7 @@ def test_imports_that_are_learned_are_written_down_once_and_told_to_all_when_tra
     assert loads(sim) == []
     sim.run(SETTLED_S)
     assert loads(sim) == [("n3", 2), ("n1", 2), ("n2", 2)]
-    (order,) = {message for _, message in sim.sent if isinstance(message, Load)}
+    (order,) = {message for _, message in sent(sim, Load)}
     assert order.modules == ("numpy", "yaml", "transformers")
 
 

@@ -22,6 +22,7 @@ from tests.unit.engine.stories import (
     core_of,
     evicted,
     mute,
+    notes,
     opened,
     questions,
     seconds_until,
@@ -45,7 +46,7 @@ def site(prepare: Callable[[Sim], None]) -> Sim:
 
 
 def noted(sim: Sim, part: str) -> bool:
-    return any(part in note.text for note in sim.events(ev.Noted))
+    return any(part in text for text in notes(sim))
 
 
 def seconds_until_opened(sim: Sim, limit: float) -> float:

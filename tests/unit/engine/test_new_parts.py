@@ -13,7 +13,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Save
 from tests.unit.engine import stories
-from tests.unit.engine.stories import PACE, begins, gives_up, orders, requeues, restored
+from tests.unit.engine.stories import PACE, begins, gives_up, notes, orders, requeues, restored
 
 RESEED = JobConfig(checkpoint=CheckpointConfig(if_parts_are_missing="reseed"))
 NEWEST = CheckpointId(step=10, generation=1)
@@ -53,7 +53,7 @@ def test_new_parts_go_to_storage_before_a_requeue_and_the_next_run_goes_on_from_
     assert (order.checkpoint, sorted(order.ranks), order.anew) == (NEWEST, [0, 1, 2], {1: 0})
     (line,) = anew(sim)
     assert line.startswith("rank 1 goes on from step 10 with new random generators, since its part is lost")
-    assert line in [event.text for event in sim.events(ev.Noted)]
+    assert line in notes(sim)
     assert (sim.state.world.sealed, sim.state.world.unsealed) == ({1: 10}, ())
     assert goes_on(sim) == (10, {"storage": 3})
     assert sim.runs == 2

@@ -10,7 +10,7 @@ from slurm_robust.model.incident import Evict
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.lives import BAD_GPU
 from slurm_robust.wire.messages import Shutdown, Stop
-from tests.unit.engine.stories import questions, trained
+from tests.unit.engine.stories import questions, sent, trained
 
 PEER_LOST = WorkerError(type="RuntimeError", message="Connection reset by peer")
 
@@ -27,7 +27,7 @@ def would_evict(sim: Sim) -> list[str]:
     """Whom the only decision would have evicted, of which nothing was done."""
     (found,) = sim.events(ev.Decided)
     assert not found.carried_out
-    assert not any(isinstance(message, Stop) for _, message in sim.sent)
+    assert sent(sim, Stop) == []
     return [action.node for action in found.actions if isinstance(action, Evict)]
 
 
@@ -67,4 +67,4 @@ def test_observe_mode_leaves_a_standby_alone_that_its_inspection_names() -> None
     sim.run(8.0)
     assert (sim.state.evicted, sim.state.spares) == ({}, ("n3",))
     assert questions(sim, qs.GiveBack) == []
-    assert not any(isinstance(message, Shutdown) for _, message in sim.sent)
+    assert sent(sim, Shutdown) == []

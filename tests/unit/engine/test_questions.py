@@ -14,7 +14,7 @@ from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.exits import Witness
 from slurm_robust.testing.sim.environment import Tell, always
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, controller_of, core_of, mute, questions, trained
+from tests.unit.engine.stories import PACE, controller_of, core_of, mute, notes, questions, trained
 
 
 class Asked:
@@ -166,8 +166,7 @@ def test_only_the_nodes_whose_agents_could_not_be_started_count_as_ended() -> No
     """The host of the controller has no process left for the srun of n2."""
     sim = Sim(2, pace=PACE, replies={qs.StartAgents: always({"n2": "Resource temporarily unavailable"})})
     sim.run(1.0)
-    texts = [event.text for event in sim.events(ev.Noted)]
-    assert texts == ["agents on n2 ended: agents could not be started: Resource temporarily unavailable"]
+    assert notes(sim) == ["agents on n2 ended: agents could not be started: Resource temporarily unavailable"]
 
 
 def test_a_controller_that_stood_still_counts_no_time_against_answers(job: Asked) -> None:

@@ -21,6 +21,7 @@ from slurm_robust.wire.messages import Save, Shutdown
 from tests.unit.engine.stories import (
     PACE,
     begins,
+    notes,
     orders,
     questions,
     requeues,
@@ -90,7 +91,7 @@ def test_a_node_that_cannot_write_does_not_hold_up_the_end() -> None:
     assert 15 <= seconds_until(sim, lambda: sim.code is not None) < 30
     assert written(sim) == []
     lost = "storage has no step; steps 0 to 10 are lost: n[1-2] did not write it to storage after"
-    assert any(lost in event.text for event in sim.events(ev.Noted))
+    assert any(lost in text for text in notes(sim))
 
 
 def test_what_is_on_storage_is_not_written_again() -> None:

@@ -18,7 +18,7 @@ from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Launch, Save
 from tests.builders.checkpoints import ref
 from tests.builders.events import run_started
-from tests.unit.engine.stories import PACE, launched, orders, questions, trained, writes
+from tests.unit.engine.stories import PACE, launched, orders, questions, sent, trained, writes
 
 STEP = 6
 LAYOUT = "4x1:tp1-cp1-ep1-dp4-pp1"
@@ -58,7 +58,7 @@ def test_storage_is_cut_up_for_another_number_of_ranks(nodes: int) -> None:
         node.forget_copies()
     starts(sim, nodes)
     assert (launched(sim).restore_step, launched(sim).tiers) == (4, {"storage": nodes})
-    told = [order for _, order in sim.sent if isinstance(order, Launch) and order.generation == 2]
+    told = [order for _, order in sent(sim, Launch) if order.generation == 2]
     assert {order.restore_layout for order in told} == {LAYOUT}
     assert {order.layout for order in told} == {f"{nodes}x1:tp1-cp1-ep1-dp{nodes}-pp1"}
     assert any(f"4 ranks took it and {nodes} go on" in text for text in sim.said)

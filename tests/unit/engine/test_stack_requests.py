@@ -10,12 +10,21 @@ import pytest
 from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.diagnostics.live import LiveStacks, NotLive, take
 from slurm_robust.engine import questions as qs
-from slurm_robust.model import events as ev
 from slurm_robust.testing.sim.environment import never
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.training import waiting
 from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken, TakeStacks
-from tests.unit.engine.stories import all_wait, controller_of, evicted, gets_on, mute, opened, trained
+from tests.unit.engine.stories import (
+    all_wait,
+    controller_of,
+    evicted,
+    gets_on,
+    mute,
+    notes,
+    opened,
+    sent,
+    trained,
+)
 
 
 def job(nodes: int = 4, mode: Literal["act", "observe"] = "act") -> Sim:
@@ -33,7 +42,7 @@ def take_stacks(sim: Sim, pause: Callable[[], None] | None = None) -> LiveStacks
 
 
 def sample_orders(sim: Sim) -> list[TakeStacks]:
-    return [message for _, message in sim.sent if isinstance(message, TakeStacks)]
+    return [message for _, message in sent(sim, TakeStacks)]
 
 
 def rounds(sim: Sim) -> list[int]:
@@ -47,7 +56,7 @@ def test_stacks_of_all_ranks_are_shown_and_training_is_let_be(mode: Literal["act
     taken = take_stacks(sim)
     assert [stack.rank for stack in taken.stacks] == [0, 1, 2, 3]
     assert (taken.generation, taken.nodes, taken.silent) == (1, ("n1", "n2", "n3", "n4"), ())
-    noted = [event.text for event in sim.events(ev.Noted) if "stacks" in event.text]
+    noted = [text for text in notes(sim) if "stacks" in text]
     assert noted == ["stacks of generation 1 were requested by hand"]
     gets_on(sim, 1)
     assert opened(sim) == []

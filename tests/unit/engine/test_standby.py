@@ -29,6 +29,7 @@ from tests.unit.engine.stories import (
     opened,
     questions,
     requeues,
+    sent,
     starts,
     trained,
 )
@@ -205,7 +206,7 @@ ONLY_REHEARSALS = JobConfig(standby=StandbyConfig(test_s=0))
 
 def ordered(sim: Sim) -> list[tuple[str, int]]:
     """Which nodes were ordered to rehearse, and the numbers of the orders, without repetitions."""
-    return list(dict.fromkeys((node, m.number) for node, m in sim.sent if isinstance(m, Rehearse)))
+    return list(dict.fromkeys((node, m.number) for node, m in sent(sim, Rehearse)))
 
 
 def rehearses(sim: Sim, *nodes: str) -> None:
@@ -250,8 +251,8 @@ def test_an_order_to_rehearse_that_is_lost_comes_again() -> None:
     sim.heal()
     assert stages(sim)["n3"] is StandbyStage.LOADED
     rehearses(sim, "n3")
-    sent = [(node, message.number) for node, message in sim.sent if isinstance(message, Rehearse)]
-    assert sent[:2] == [("n3", 1), ("n3", 1)]
+    told = [(node, message.number) for node, message in sent(sim, Rehearse)]
+    assert told[:2] == [("n3", 1), ("n3", 1)]
 
 
 def test_a_standby_on_which_workers_are_still_ending_does_not_hold_up_the_next_one() -> None:

@@ -20,9 +20,11 @@ from tests.unit.engine.stories import (
     evicted,
     gets_on,
     gives_up,
+    notes,
     opened,
     questions,
     requeues,
+    sent,
     starts,
     trained,
 )
@@ -218,8 +220,7 @@ def test_the_second_of_two_agents_on_a_node_is_ordered_to_end() -> None:
     assert late is not None
     sim.run(5.0)
     gets_on(sim, 1)
-    orders = [(to, message) for to, message in sim.sent if isinstance(message, Shutdown)]
-    assert {(to, order.keep_copies) for to, order in orders} == {(late.id, True)}
+    assert {(to, order.keep_copies) for to, order in sent(sim, Shutdown)} == {(late.id, True)}
     assert sim.nodes["n2"].agent is first
 
 
@@ -271,7 +272,7 @@ def test_the_end_of_the_agents_step_under_a_training_is_reported() -> None:
     sim = trained(2, 1)
     srun_ends(sim, "slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
     gets_on(sim, 1)
-    assert any("STEP 7.0 CANCELLED" in event.text for event in sim.events(ev.Noted))
+    assert any("STEP 7.0 CANCELLED" in text for text in notes(sim))
 
 
 # -- the srun of dead nodes ------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tests.unit.engine.stories import (
     evicted,
     gets_on,
     gives_up,
+    notes,
     orders,
     requeues,
     reserve,
@@ -282,7 +283,7 @@ def test_a_step_that_was_whole_until_another_node_was_lost_is_named_before_an_ol
     (number,) = (i for i, text in enumerate(sim.said) if "is not whole" in text)
     assert sim.said[number] == line
     assert sim.said[number + 1].startswith("generation 3 resumes from step 10")
-    assert line in [event.text for event in sim.events(ev.Noted)]
+    assert line in notes(sim)
 
 
 def test_a_lost_step_is_named_if_the_node_is_lost_before_the_new_generation_begins() -> None:

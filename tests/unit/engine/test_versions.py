@@ -13,7 +13,7 @@ from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Load, Rehearse
 from slurm_robust.wire.protocol import PROTOCOL
-from tests.unit.engine.stories import PACE, gets_on, trained
+from tests.unit.engine.stories import PACE, gets_on, notes, sent, trained
 
 LEARNS = JobConfig(standby=StandbyConfig(rehearse=False, test_s=0))
 REHEARSES = JobConfig(standby=StandbyConfig(learn=False, test_s=0))
@@ -31,17 +31,13 @@ def job(
     return sim
 
 
-def notes(sim: Sim) -> list[str]:
-    return [event.text for event in sim.events(ev.Noted)]
-
-
 def loads(sim: Sim) -> list[str]:
     """Nodes whose agents were ordered to load modules."""
-    return list(dict.fromkeys(node for node, message in sim.sent if isinstance(message, Load)))
+    return list(dict.fromkeys(node for node, message in sent(sim, Load)))
 
 
 def rehearsals(sim: Sim) -> list[str]:
-    return list(dict.fromkeys(node for node, message in sim.sent if isinstance(message, Rehearse)))
+    return list(dict.fromkeys(node for node, message in sent(sim, Rehearse)))
 
 
 def hear(sim: Sim, sender: str, **message: object) -> str:
