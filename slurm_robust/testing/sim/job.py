@@ -141,7 +141,7 @@ class Sim:
         """The exit code of the job; None while it has not ended, or is queued again."""
         self.runs = 0
         self.refuses_requeue = False
-        """Slurm requeues the job for nothing in the world (``--no-requeue``)."""
+        """Slurm refuses to requeue the job (``--no-requeue``)."""
         self.no_agent: dict[str, str] = {}
         """Nodes on which srun starts no agent, and the line with which its task there ends, "" for none."""
         self.takes_snapshots = True
@@ -151,7 +151,7 @@ class Sim:
         self.refused: set[str] = set()
         """Nodes on which an agent has refused to begin since storage failed: they look broken."""
         self.deaths: list[int] = []
-        """After how many more events in the journal each controller dies, before it does what these say."""
+        """Each controller in turn dies when it has written so many events, before it does what these say."""
         self._given: list[Callable[[SimController], None]] = []  # signals to the batch script of this run
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
         self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node

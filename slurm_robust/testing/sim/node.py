@@ -87,7 +87,7 @@ class SimNode:
         self.data_address = ""
         """Address at which others fetch its copies, if it is another one."""
         self.lag_s: float | None = None
-        """Seconds that its copies say they take to its peer, in place of those that they take."""
+        """Seconds that its agent says copies take to its peer; None: what the pace says."""
         self.writes = True
         """What it is told to put on storage gets there; False: nothing does, and the node does not say so."""
         self.refuses = ""

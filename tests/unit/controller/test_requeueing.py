@@ -59,7 +59,7 @@ def complaints(sim: Sim) -> int:
     return sum("Slurm has not taken the requeue" in text for text in sim.said)
 
 
-def test_slurm_is_asked_until_it_answers() -> None:
+def test_slurm_is_asked_for_a_requeue_until_it_answers() -> None:
     sim = leaving(SILENT)
     sim.run(600.0)
     assert sim.stage == "Requeueing"

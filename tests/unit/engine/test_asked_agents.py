@@ -32,7 +32,9 @@ def answer(node: str, generation: int = 1) -> StacksTaken:
     return StacksTaken(node=node, number=NUMBER, generation=generation)
 
 
-def test_it_is_over_when_all_have_answered_or_at_its_bound(asked: AskedAgents[StacksTaken]) -> None:
+def test_a_question_is_over_when_all_agents_have_answered_or_at_its_bound(
+    asked: AskedAgents[StacksTaken],
+) -> None:
     asked.hear(answer("n1"), at(0.5))
     assert asked.missing() == ["n2"]
     assert [asked.is_over(at(t)) for t in (0.5, LIMIT_S - 0.01, LIMIT_S)] == [False, False, True]

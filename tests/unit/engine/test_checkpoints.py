@@ -711,7 +711,7 @@ def test_an_order_to_write_to_storage_is_repeated_and_given_up_with_a_note() -> 
     assert flushes(sim)[1] > step + 60
 
 
-def test_storage_that_is_full_is_said_once_until_it_takes_a_checkpoint_again() -> None:
+def test_full_storage_is_reported_once_until_it_takes_a_checkpoint_again() -> None:
     sim = trains(OFTEN)
     sim.nodes["n2"].refuses = "[Errno 28] No space left on device"
     ordered(sim, within_s=40.0)

@@ -109,7 +109,7 @@ def faults(sim: Sim) -> list[ev.AnyEvent]:
 # -- an order to end -------------------------------------------------------------------------------------
 
 
-def test_what_memory_has_is_saved_before_the_end() -> None:
+def test_an_order_to_end_saves_what_memory_has() -> None:
     sim = job()
     sim.term()
     assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
@@ -154,7 +154,7 @@ def test_a_second_order_to_end_without_a_first_one_is_ignored() -> None:
     assert saved(sim) == [sim.training.newest]
 
 
-def test_a_requeue_by_somebody_else_is_told_as_one() -> None:
+def test_an_order_to_end_by_a_requeue_is_reported_as_a_requeue() -> None:
     """Slurm sends the same signal as for a cancellation."""
     sim = trained(2, pace=QUICK)
     sim.slurm.requeue(sim.job_id)
@@ -193,7 +193,9 @@ def test_a_cancellation_is_told_as_the_order_that_came() -> None:
         (False, "preempted by Slurm, which cancels the job", "preempted"),
     ],
 )
-def test_a_preemption_is_told_as_one(requeued: bool, reason: str, phase: str) -> None:
+def test_an_order_to_end_by_a_preemption_is_reported_as_a_preemption(
+    requeued: bool, reason: str, phase: str
+) -> None:
     """Slurm sends the signal of a cancellation. What it means may be known after all is saved."""
     sim, tells = job(), list[Tell]()
     sim.answer(qs.AskAboutRun, lambda asked, tell: tells.append(tell))
@@ -240,7 +242,7 @@ def test_a_next_controller_asks_what_an_order_to_end_means() -> None:
     assert core.departure.meaning("", now).is_open
 
 
-def test_a_warning_of_a_preemption_is_told_as_one() -> None:
+def test_a_warning_of_a_preemption_is_reported_as_a_preemption() -> None:
     """``send_user_signal``: Slurm sends the signal of ``--signal`` immediately."""
     sim = job(PREEMPTED)
     sim.warn()
@@ -289,7 +291,7 @@ def test_agents_that_say_why_they_cannot_write_are_not_waited_for() -> None:
         assert f"{node}: gen-0001/step-{newest:08}: {FULL}" in lost
 
 
-def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> None:
+def test_parts_that_one_node_cannot_write_are_written_by_another_that_has_them() -> None:
     sim = job()
     sim.nodes["n1"].refuses = FULL
     sim.run(0.5)
@@ -496,7 +498,7 @@ def test_no_incident_is_opened_while_slurm_is_asked_why_an_agent_got_term() -> N
     assert (opened(sim), sim.stage, sorted(sim.ranks)) == ([], "Running", [0])
 
 
-def test_a_step_that_somebody_cancels_is_started_again() -> None:
+def test_an_agents_step_that_is_cancelled_is_started_again() -> None:
     sim = job(Sentence(running=True, left_s=36000.0))
     sim.term_agents()
     gets_on(sim, 3)
@@ -547,7 +549,7 @@ def test_storage_gets_as_long_as_slurm_says_that_the_run_has() -> None:
     assert says_lost(sim, "unless the next run gets the same nodes")
 
 
-def test_what_storage_has_counts_as_stored() -> None:
+def test_steps_on_storage_are_not_reported_as_lost() -> None:
     sim = job(config=JobConfig(checkpoint=CheckpointConfig(every_s=10.0)))
     stored = max(ref.step for ref in sim.storage.complete())
     writes(sim, anything=False)

@@ -158,7 +158,8 @@ def slow_job(**detect: object) -> Sim:
     return sim
 
 
-def looks(sim: Sim) -> int:
+def slow_rounds(sim: Sim) -> int:
+    """How many sample rounds were begun since steps took too long."""
     return sum("the limit is" in text for text in notes(sim))
 
 
@@ -166,7 +167,7 @@ def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> Non
     sim = slow_job()
     sim.nodes["n2"].is_broken = True
     sim.run(1500.0)
-    assert (looks(sim), sim.stage, node_tests(sim)) == (2, "Running", [])
+    assert (slow_rounds(sim), sim.stage, node_tests(sim)) == (2, "Running", [])
     starts_again(sim, 1000.0)
     assert opened(sim) == [Symptom.SLOW]
     assert [asked.bitwise for asked in node_tests(sim)] == [False]
@@ -178,14 +179,14 @@ def test_tests_that_find_no_slow_node_are_made_once_in_a_job() -> None:
     starts_again(sim, 300.0)
     assert evicted(sim) == set()
     sim.run(1000.0)
-    assert looks(sim) >= 1, "it goes on as slowly"
+    assert slow_rounds(sim) >= 1, "it goes on as slowly"
     assert (len(node_tests(sim)), sim.state.world.generation) == (1, 2)
 
 
 @pytest.mark.parametrize("off", [{"slow_samples": 0}, {"slow_samples": 1, "diagnose": False}])
 def test_slow_training_without_a_culprit_is_never_stopped_if_tests_are_off(off: dict[str, object]) -> None:
     sim = slow_job(**off)
-    sim.run_until(lambda: looks(sim) == 2, 1500.0)
+    sim.run_until(lambda: slow_rounds(sim) == 2, 1500.0)
     sim.run(60.0)
     assert (sim.state.world.generation, node_tests(sim)) == (1, [])
 

@@ -86,7 +86,7 @@ def test_a_drained_standby_gets_no_slot() -> None:
         "root: srobust: gpu3 XID 79, fell off the bus",
     ],
 )
-def test_a_standby_that_anybody_drains_for_any_reason_gets_no_slot_and_no_blame(why: str) -> None:
+def test_a_standby_that_is_drained_for_any_reason_gets_no_slot_and_no_blame(why: str) -> None:
     sim = drained("n3", why=why)
     sim.node_dies("n2")
     gets_on(sim, 2)

@@ -17,15 +17,15 @@ PEER_GONE = WorkerError(
 )
 
 
-def crashed(dying: dict[str, float] | None = None, stuck: tuple[int, ...] = (), **more: object) -> Sim:
+def crashed(dying: dict[str, float] | None = None, unkillable: tuple[int, ...] = (), **more: object) -> Sim:
     """Rank 0 has just ended by a signal.
 
-    ``dying``: nodes whose workers need so many seconds to end; ``stuck``: ranks that nothing ends.
+    ``dying``: nodes whose workers need so many seconds to end; ``unkillable``: ranks that no signal ends.
     """
     sim = trained(4, 1, **more)  # type: ignore[arg-type]
     for node, seconds in (dying or {}).items():
         sim.nodes[node].dying_s = seconds
-    for rank in stuck:
+    for rank in unkillable:
         sim.hang_rank(rank, unkillable=True)
     sim.kill_rank(0)
     return sim
@@ -74,7 +74,7 @@ def test_workers_that_die_fast_are_not_waited_for() -> None:
 
 
 def test_a_node_whose_killed_workers_stand_still_is_replaced() -> None:
-    sim = crashed(stuck=(2,))
+    sim = crashed(unkillable=(2,))
     assert 30.0 < seconds_to_relaunch(sim, limit=60.0) < 45.0
     assert sim.state.world.slots == ("n1", "n2", "n5", "n4")
     assert evicted(sim) == {"n3"}
@@ -87,7 +87,7 @@ def test_a_node_whose_killed_workers_get_further_without_end_is_replaced_at_the_
 
 
 def test_a_node_whose_killed_workers_end_while_others_are_waited_for_is_not_evicted() -> None:
-    sim = crashed({"n2": 60.0}, stuck=(2,))
+    sim = crashed({"n2": 60.0}, unkillable=(2,))
     sim.run(45.0)
     assert sim.stage == "Stopping"
     sim.kill_rank(2)
@@ -97,7 +97,7 @@ def test_a_node_whose_killed_workers_end_while_others_are_waited_for_is_not_evic
 
 @pytest.mark.parametrize("requeue", [True, False])
 def test_workers_of_several_nodes_that_never_end_convict_no_node(requeue: bool) -> None:
-    sim = crashed(stuck=(1, 2), config=JobConfig(slurm=SlurmConfig(requeue=requeue)))
+    sim = crashed(unkillable=(1, 2), config=JobConfig(slurm=SlurmConfig(requeue=requeue)))
     sim.run(300.0)
     assert evicted(sim) == set()
     assert all(event.code != 93 for event in sim.events(ev.RunEnded))

@@ -59,7 +59,7 @@ def last_actions(sim: Sim) -> list[type]:
     return [type(action) for action in sim.events(ev.Decided)[-1].actions]
 
 
-def looks(sim: Sim) -> dict[int, tuple[int, ...]]:
+def rounds(sim: Sim) -> dict[int, tuple[int, ...]]:
     """The sample rounds, and of which ranks each shows the calls in libraries."""
     return {m.number: m.native for _, m in sent(sim, TakeStacks)}
 
@@ -102,7 +102,7 @@ def test_a_job_that_shares_its_nodes_in_turns_and_trains_has_never_hung(step_s: 
         sim.run(awake_s)
         sim.suspend(30.0)
     assert sim.step >= 5
-    assert (opened(sim), looks(sim)) == ([], {})
+    assert (opened(sim), rounds(sim)) == ([], {})
     longest_s = controller_of(sim).core.monitor.pace.longest_s
     assert longest_s < 1.04 * step_s + 2, "a suspension is no part of a step"
 
@@ -223,7 +223,7 @@ def test_the_second_sample_shows_the_calls_in_libraries_of_the_few_ranks_in_ques
     sim = job()
     stuck(sim, 1)
     starts_again(sim)
-    assert list(looks(sim).values()) == [(), (1,)]
+    assert list(rounds(sim).values()) == [(), (1,)]
 
 
 def test_a_rank_that_spins_in_a_wait_for_its_gpu_gets_no_time_to_compute() -> None:
@@ -247,7 +247,7 @@ def test_a_rank_that_spins_in_a_wait_for_its_gpu_gets_no_time_to_compute() -> No
         sim.rank(rank).shows = lambda _, shown=stacks: shown
     sim.hang_rank(1, shows=spins)
     starts_again(sim)
-    assert len(looks(sim)) == 2
+    assert len(rounds(sim)) == 2
     assert "rank 1 did not come to nccl:all_reduce 9" in sim.events(ev.Decided)[-1].reason
 
 
@@ -256,8 +256,8 @@ def test_no_process_is_paused_if_many_ranks_are_in_question() -> None:
     for rank in range(10):
         stuck(sim, rank)
     starts_again(sim)
-    assert len(looks(sim)) > 1
-    assert set(looks(sim).values()) == {()}
+    assert len(rounds(sim)) > 1
+    assert set(rounds(sim).values()) == {()}
 
 
 # -- an evaluation that no script announces -------------------------------------------------------------
@@ -278,10 +278,10 @@ def test_an_evaluation_on_one_rank_costs_no_restart(seconds: float, reports: boo
     sim.run(70.0)
     assert (sim.state.world.generation, sim.state.world.incident, evicted(sim)) == (1, None, set())
     assert sim.state.world.pace.pause_s > seconds - 5
-    before = looks(sim)
+    before = rounds(sim)
     assert before
     evaluate(sim, seconds)
-    assert looks(sim) == before, "learned"
+    assert rounds(sim) == before, "learned"
 
 
 def test_the_step_after_an_evaluation_may_take_as_long_as_any() -> None:

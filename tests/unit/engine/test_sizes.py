@@ -110,7 +110,7 @@ def test_nodes_that_say_why_they_cannot_write_make_way_for_the_step_before() -> 
     assert "n1: gen-0001/step-00000006: No space left on device" in text
 
 
-def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> None:
+def test_parts_that_one_node_cannot_write_are_written_by_another_that_has_them() -> None:
     sim = stopped()
     sim.nodes["n1"].refuses = "No space left on device"
     starts(sim, 3)
@@ -124,6 +124,7 @@ def test_an_order_to_end_saves_what_ranks_of_another_number_have_in_memory() -> 
     sim.resize(3)
     sim.run_until(lambda: sim.runs == 2, within_s=300.0)
     sim.run(4.0)
+    assert (sim.stage, launched(sim).generation) == ("Gathering", 1)
     sim.cancel()
     sim.run_to_end(within_s=60.0)
     saved = orders(sim, Save).values()

@@ -109,7 +109,7 @@ def test_stacks_that_are_not_fetched_are_forgotten() -> None:
     assert ask(sim, ShowStacks(number=shown.number)).number > shown.number
 
 
-def test_stacks_that_an_earlier_controller_was_to_get_are_not_those_of_this_one() -> None:
+def test_stacks_for_an_earlier_controller_are_not_taken_for_those_of_this_one() -> None:
     sim = job()
     mute(sim)
     shown, core = ask(sim), controller_of(sim).core

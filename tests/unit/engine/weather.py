@@ -69,7 +69,7 @@ class Weather:
         for rank in self.sim.nodes[ALL[number]].workers.values():
             rank.unkillable = True
 
-    def slow(self, number: int) -> None:
+    def slow_to_die(self, number: int) -> None:
         self.sim.nodes[ALL[number]].dying_s = 20.0
 
     def stalled(self, number: int) -> None:
@@ -144,8 +144,8 @@ def calm(sim: Sim, lasting: frozenset[str] = frozenset()) -> None:
         "stalled": lambda: sim.agent_stalls(*sim.nodes, stalls=False),
         "mute": partial(mend, "is_mute", False),
         "unkillable": lambda: [_let_die(sim, rank) for node in nodes for rank in [*node.workers.values()]],
-        "slow": partial(mend, "dying_s", 0.0),
-        "freeing": partial(mend, "holds_gpus", False),
+        "slow to die": partial(mend, "dying_s", 0.0),
+        "gpus not free": partial(mend, "holds_gpus", False),
         "hangs": lambda: [sim.resume_rank(number) for number in sim.ranks],
         "storage hangs": partial(sim.storage_hangs, False),
         "storage fails": partial(sim.storage_fails, False),
@@ -174,8 +174,8 @@ LASTING = [
     "stalled",
     "mute",
     "unkillable",
-    "slow",
-    "freeing",
+    "slow to die",
+    "gpus not free",
     "hangs",
     "storage hangs",
     "storage fails",
