@@ -6,6 +6,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.watch import all_done, find_fault
 from slurm_robust.engine.transitions import ToCheckpointing, ToRunning, ToStopping, Transition
+from slurm_robust.engine.units.departure import NO_CHECKPOINT
 from slurm_robust.model import events as ev
 from slurm_robust.policy.checkpoints import LEAD_S, agreed_step
 from slurm_robust.policy.leaving import newer_s
@@ -57,7 +58,7 @@ class Checkpointing:
         records = core.progress(now)
         reported = [p for p in records if p.reported]
         if len(reported) < core.world.placement.world_size:
-            core.note(f"{reason}: the script takes no checkpoint that could be asked for", "", now)
+            core.note(f"{reason}: {NO_CHECKPOINT}", "", now)
             return ToStopping(reason=reason)
         self._keep_what_is_there(core, reported, now)
         waited_s, left_s = now.mono - self._since, core.departure.left_s(now)

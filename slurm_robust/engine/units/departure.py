@@ -34,6 +34,8 @@ LEASE_S = 8.0
 
 RESEND_S = 1.0
 
+NO_CHECKPOINT = "the script takes no checkpoint that could be asked for"
+
 ORDERED_BY_SLURM = "ordered to end by Slurm, which has ended this run"
 """Slurm signals only the steps of a job that ``salloc`` has started."""
 
@@ -136,7 +138,7 @@ class Departure:
         if self.termed:
             what = "what memory has goes to storage first"
         elif context.trains:
-            what = "taking a checkpoint first"
+            what = "taking a checkpoint first" if context.world.reports else NO_CHECKPOINT
         context.emit(Say(text=f"{reason}: {what}"))
 
     def order(self, now: Now) -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.engine import questions as qs
+from slurm_robust.engine.units.departure import NO_CHECKPOINT
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.leaving import Sentence
 from slurm_robust.testing.sim.environment import always, never
@@ -92,6 +93,16 @@ def test_a_checkpoint_is_announced_only_while_something_trains(trains: bool) -> 
     sim.run(0.1)
     assert (f"{WARNING}: taking a checkpoint first" in sim.said) is trains
     assert (f"{WARNING}: nothing trains now, so no checkpoint is taken" in sim.said) is not trains
+
+
+def test_a_script_without_our_api_is_told_that_no_checkpoint_is_taken() -> None:
+    sim = Sim(2, 1, pace=PACE)
+    sim.training.reports = False
+    sim.run_until(lambda: sim.state.world.steps_here >= 3, within_s=120.0)
+    sim.warn()
+    sim.run_until(lambda: bool(requeues(sim)), within_s=10.0)
+    assert f"{WARNING}: {NO_CHECKPOINT}" in sim.said
+    assert not any("taking a checkpoint" in text for text in sim.said)
 
 
 def test_a_run_that_is_preempted_early_says_nothing_of_its_time_limit() -> None:
