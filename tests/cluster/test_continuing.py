@@ -47,6 +47,7 @@ def restored(job: ProtectedJob) -> int:
     return job.events(ev.GenerationLaunched)[0].restore_step
 
 
+@pytest.mark.soak
 def test_a_cancelled_training_goes_on_and_one_that_is_finished_starts_nothing(sandbox: Sandbox) -> None:
     expected = undisturbed(2, TINY)
     first = submit(sandbox, "--training cancelled", TINY, "cancelled.sha")

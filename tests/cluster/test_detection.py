@@ -95,6 +95,7 @@ def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) 
     assert job.out.read_text() == expected
 
 
+@pytest.mark.soak
 def test_a_hang_that_moves_with_the_rank_ends_the_job_and_costs_no_node(cluster: Sandbox) -> None:
     job = ProtectedJob(
         cluster,

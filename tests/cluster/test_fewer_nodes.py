@@ -38,6 +38,7 @@ def comes_back_at_once(job: ProtectedJob) -> None:
     job.wait(lambda: len(job.events(ev.FirstStep)) > begun, 120, "a new step")
 
 
+@pytest.mark.soak
 def test_one_dead_and_one_left_out_of_six_and_then_another_power_cut(six: Sandbox) -> None:
     """The last one leaves too few: then it says what it waits for, and goes on when a node is back."""
     job = ProtectedJob(six, f"--set detect.hang_floor_s=5 {OPTIONS}", nodes=5)

@@ -43,6 +43,7 @@ def copies(sandbox: Sandbox, nodes: tuple[str, ...]) -> list[str]:
     return [f"{node}: {path.name}" for node in nodes for path in images(sandbox, node, "*")]
 
 
+@pytest.mark.soak
 def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
     expected = undisturbed(3, SIXTY)
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3)

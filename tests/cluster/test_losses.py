@@ -84,6 +84,7 @@ def test_standbys_that_died_before_are_not_waited_for(cluster: Sandbox) -> None:
     assert job.wait_end() == 0
 
 
+@pytest.mark.soak
 def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:
     job = submit(cluster, 2, 2, "partition: true")
     job.wait_step(5)

@@ -86,6 +86,7 @@ def test_a_bad_standby_and_a_used_one_are_replaced_before_they_are_needed(site: 
     end(job)
 
 
+@pytest.mark.soak
 def test_a_standby_that_dies_while_it_is_woken_is_replaced_in_its_turn(site: Sandbox) -> None:
     job = submit(site, f"--spares 2 tiny.py {OPTIONS}", nodes=4)
     job.wait_step(5)

@@ -355,3 +355,30 @@ def test_a_pulse_is_answered_only_if_its_heartbeat_is_known() -> None:
         pulse(node, 1_000_000, later)  # who speaks lives, whatever of it is not known here
     core.on_tick(later)
     assert (sim.stage, core.world.incident) == ("Running", None)
+
+
+def woken(sim: Sim) -> None:
+    """A node dies, and a standby is to take its slot: its workers start."""
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=60.0)
+    assert sim.state.world.slots[1] == "n4"
+
+
+def test_a_standby_that_dies_while_it_takes_a_slot_is_replaced_by_the_next_one() -> None:
+    sim = trained(3, 2)
+    woken(sim)
+    sim.node_dies("n4")
+    gets_on(sim, 3)
+    assert (sim.state.world.slots, evicted(sim)) == (("n1", "n5", "n3"), {"n2", "n4"})
+    assert requeues(sim) == []
+
+
+def test_standbys_that_all_die_while_one_takes_a_slot_cost_one_requeue() -> None:
+    sim = trained(3, 2, others=2)
+    woken(sim)
+    sim.node_dies("n4")
+    sim.node_dies("n5")
+    sim.run_until(lambda: sim.runs == 2 and sim.stage == "Running", within_s=400.0)
+    assert evicted(sim) <= {"n2", "n4", "n5"}
+    assert not {"n2", "n4", "n5"} & set(sim.state.world.slots)
+    assert len(requeues(sim)) == 1
