@@ -22,7 +22,7 @@ from slurm_robust.sandbox.folder import MADE, StateFolder
 from slurm_robust.sandbox.gpus import STATE_FILE, StandInGpus, library
 from slurm_robust.sandbox.procs import INIT_MODULE, listens, wait_until
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
-from slurm_robust.sandbox.teardown import take_down, undisturbed
+from slurm_robust.sandbox.teardown import is_held, take_down, undisturbed
 from slurm_robust.sandbox.view import SandboxView
 
 Progress = Callable[[str], None]
@@ -40,7 +40,7 @@ def claimed(folder: StateFolder) -> Iterator[None]:
 
     What a crash left there is removed first: a folder that is not locked and that no process runs in.
     """
-    if folder.path.exists() and not procs.sandbox_processes(folder.path) and _lockable(folder.path):
+    if folder.path.exists() and not procs.sandbox_processes(folder.path) and not is_held(folder.path):
         take_down(folder.name)
     if not folder.path.parent.exists():
         folder.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -57,18 +57,6 @@ def claimed(folder: StateFolder) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         (folder.path / MADE).touch()
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _lockable(path: Path) -> bool:
-    """Return whether no ``up`` holds the folder at this moment."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
     finally:
         os.close(descriptor)
 
@@ -214,7 +202,7 @@ def boot(view: SandboxView, progress: Progress) -> None:
     except BaseException:
         # Also for Ctrl-C. The thread gives up once the sandbox is gone; it must not outlive this call.
         with undisturbed():
-            take_down(view.folder.name)
+            take_down(view.folder.name, is_ours=True)
             if config.accounting:
                 database.join(DAEMON_S)
         raise

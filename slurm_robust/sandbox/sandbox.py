@@ -85,7 +85,7 @@ class Sandbox(SandboxView):
             except BaseException:
                 # Also for Ctrl-C: a sandbox that is half up is of no use.
                 with undisturbed():
-                    take_down(name)
+                    take_down(name, is_ours=True)
                 raise
         return sandbox
 

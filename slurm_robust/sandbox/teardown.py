@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -18,24 +19,51 @@ from slurm_robust.sandbox.folder import DEFAULT_ROOT, MADE, StateFolder
 from slurm_robust.sandbox.procs import wait_until
 
 DOWN_S = 15.0
+EXEC_S = 1.0
+"""A launcher that was forked by an ``up`` that is killed is known by its command line within this time."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def take_down(name: str) -> None:
+def take_down(name: str, *, is_ours: bool = False) -> None:
     """Kill every process of a sandbox, whole or half started, and remove its folder.
 
-    Fine when there is none. Raises :class:`NotASandbox` for a folder that ``up`` did not make, and
-    :class:`SandboxError` when something of it does not die within 15 s.
+    Fine when there is none. ``is_ours``: this process holds the folder, as its ``up``. Raises
+    :class:`NotASandbox` for a folder that ``up`` did not make, and :class:`SandboxError` when something of it
+    does not die within 15 s.
     """
     folder = StateFolder(name)
     deadline = time.monotonic() + DOWN_S
-    # Again until none is seen: a launcher may have forked PID 1 between the scan and the kill.
-    while begun := procs.sandbox_processes(folder.path):
-        _kill(begun, deadline, name)
+    _kill_all(folder, deadline)
+    if not is_ours:
+        # A launcher that a killed `up` has just forked looks like that, and holds the folder, until its exec.
+        wait_until(lambda: not is_held(folder.path), EXEC_S)
+        _kill_all(folder, deadline)
     if _has_cgroups(folder):
         cgroups.sweep()
     _remove(folder.path)
     _remove_root(folder.path.parent)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether an ``up`` holds the folder at this moment."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _kill_all(folder: StateFolder, deadline: float) -> None:
+    # Again until none is seen: a launcher may have forked PID 1 between the scan and the kill.
+    while begun := procs.sandbox_processes(folder.path):
+        _kill(begun, deadline, folder.name)
 
 
 def _has_cgroups(folder: StateFolder) -> bool:

@@ -16,9 +16,9 @@ import pytest
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed, NotUp
-from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.folder import MADE, StateFolder
 from slurm_robust.sandbox.heal import heal
-from slurm_robust.sandbox.procs import is_gone, read_process, sandbox_processes
+from slurm_robust.sandbox.procs import INIT_MODULE, is_gone, read_process, sandbox_processes
 from slurm_robust.sandbox.teardown import take_down
 from tests.conftest import SandboxPool
 from tests.waiting import wait_for
@@ -188,6 +188,29 @@ def test_an_interrupted_up_cleans_up_by_itself(name: str, phase: str, number: si
     _, said = up.communicate(timeout=60)
     assert up.returncode == 130, said
     traces.assert_none()
+
+
+FORKED = """
+import fcntl, os, sys, time
+held = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(held, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(0.3)
+os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", "-m", *sys.argv[:0:-1]])
+"""
+
+
+def test_down_ends_a_launcher_that_a_killed_up_had_just_forked(name: str) -> None:
+    folder = StateFolder(name).path
+    folder.mkdir(parents=True)
+    (folder / MADE).touch()
+    words = [sys.executable, "-c", FORKED, str(folder), INIT_MODULE]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "held\n"
+        take_down(name)
+        assert launcher.wait(5) == -signal.SIGKILL
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("phase", ["switch", "MariaDB", "slurmd"])
