@@ -35,8 +35,7 @@ test-unit: setup ## Tests that need neither root nor Slurm.
 	@tools/setup.sh promtool prometheus
 	$(PYTEST) -n 4 $(SIDE_BY_SIDE) tests/unit
 
-# Sandboxes know nothing of each other, and these tests mostly wait: three files run side by side (a fourth saves a tenth
-# of the time, and makes the machine too busy for what they time).
+# Sandboxes know nothing of each other, and these tests mostly wait: three files run side by side.
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
 	$(PYTEST) -n 3 $(SIDE_BY_SIDE) tests/cluster
 

@@ -1,4 +1,4 @@
-"""A question to agents: who was asked, who has answered, who is asked again.
+"""One question to agents: whom it went to, who has answered, and who is asked again.
 
 Late, lost and repeated answers are the same for every question. One that is late is taken all the same, until
 the question is forgotten. One that is lost is asked for again, if the question says so. One that comes again,

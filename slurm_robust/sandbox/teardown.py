@@ -20,14 +20,14 @@ from slurm_robust.sandbox.procs import wait_until
 
 DOWN_S = 15.0
 EXEC_S = 1.0
-"""A launcher that was forked by an ``up`` that is killed is known by its command line within this time."""
+"""Within this time the command line of a launcher shows what it is, although its ``up`` was killed."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def take_down(name: str, *, is_ours: bool = False) -> None:
     """Kill every process of a sandbox, whole or half started, and remove its folder.
 
-    Fine when there is none. ``is_ours``: this process holds the folder, as its ``up``. Raises
+    Fine when there is none. ``is_ours``: the caller is the ``up`` that holds the folder. Raises
     :class:`NotASandbox` for a folder that ``up`` did not make, and :class:`SandboxError` when something of it
     does not die within 15 s.
     """
@@ -35,7 +35,7 @@ def take_down(name: str, *, is_ours: bool = False) -> None:
     deadline = time.monotonic() + DOWN_S
     _kill_all(folder, deadline)
     if not is_ours:
-        # A launcher that a killed `up` has just forked looks like that, and holds the folder, until its exec.
+        # Until its exec, a launcher that a killed `up` has just forked looks like `up`, and holds the folder.
         wait_until(lambda: not is_held(folder.path), EXEC_S)
         _kill_all(folder, deadline)
     if _has_cgroups(folder):

@@ -261,7 +261,7 @@ def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoS
     return (JobDirectory(found) if found is not None else None), None
 
 
-REFUSALS = {*range(ExitCode.USAGE, ExitCode.DO_NOT_REQUEUE)} & {*ExitCode} - {ExitCode.REQUEUED}
+REFUSALS = {c for c in ExitCode if ExitCode.USAGE <= c <= ExitCode.CONFIG} - {ExitCode.REQUEUED}
 """Exit codes with which ``srobust run`` ends before it writes a journal."""
 
 

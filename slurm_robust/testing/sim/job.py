@@ -151,7 +151,7 @@ class Sim:
         self.refused: set[str] = set()
         """Nodes on which an agent has refused to begin since storage failed: they look broken."""
         self.deaths: list[int] = []
-        """Each controller in turn dies when it has written so many events, before it does what these say."""
+        """How many events each controller writes before it dies, in turn; it does not act on the last one."""
         self._given: list[Callable[[SimController], None]] = []  # signals to the batch script of this run
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
         self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node

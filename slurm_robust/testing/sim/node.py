@@ -89,7 +89,7 @@ class SimNode:
         self.lag_s: float | None = None
         """Seconds that its agent says copies take to its peer; None: what the pace says."""
         self.writes = True
-        """What it is told to put on storage gets there; False: nothing does, and the node does not say so."""
+        """Whether it writes to storage as it is told; if False, it writes nothing and reports no error."""
         self.refuses = ""
         """Why it can put nothing on storage, as it says itself; "" if it can."""
         self.unwritable: set[int] = set()

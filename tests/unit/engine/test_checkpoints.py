@@ -682,7 +682,7 @@ def test_every_n_steps_a_checkpoint_goes_to_storage() -> None:
     sim = trains(JobConfig(checkpoint=CheckpointConfig(every_steps=4)), structs.replace(PACE, step_s=0.5))
     for number in range(1, 4):
         ordered(sim, within_s=20.0)
-        sim.run_until(lambda: len(written(sim)) == number, within_s=20.0)  # noqa: B023
+        sim.run_until(lambda number=number: len(written(sim)) == number, within_s=20.0)
         assert flushes(sim) == [step for _, step in written(sim)], "one at a time"
     assert len(set(written(sim))) == 3
     assert all((step + 1) % 4 == 0 for _, step in written(sim))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -36,9 +36,9 @@ NODES = ("n1", "n2", "n3", "n4")
 SPARES = ("n5", "n6")
 
 
-def job(mode: Literal["act", "observe"] = "act", spares: int = 2, **detect: object) -> Sim:
+def job(mode: Literal["act", "observe"] = "act", spares: int = 2, **detect: Any) -> Sim:
     """Four nodes that have trained for a while."""
-    return trained(4, spares, config=JobConfig(mode=mode, detect=DetectConfig(**detect)))  # type: ignore[arg-type]
+    return trained(4, spares, config=JobConfig(mode=mode, detect=DetectConfig(**detect)))
 
 
 # -- hangs -----------------------------------------------------------------------------------------
@@ -149,9 +149,9 @@ def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:
 SLOW_PACE = SimulatedPace(step_s=5.0, turn_s=1.0, rest_s=1.0)
 
 
-def slow_job(**detect: object) -> Sim:
+def slow_job(**detect: Any) -> Sim:
     """Steps take twice as long as before, and all ranks wait in the same collective."""
-    config = JobConfig(timings=Timings(heartbeat_s=2.0), detect=DetectConfig(**detect))  # type: ignore[arg-type]
+    config = JobConfig(timings=Timings(heartbeat_s=2.0), detect=DetectConfig(**detect))
     sim = trained(2, 1, config=config, pace=SLOW_PACE, steps=5000)
     sim.run_until(lambda: sim.step >= 40, 300.0)
     sim.training.slow[0] = 2.0
@@ -225,7 +225,7 @@ def test_a_silent_network_without_a_culprit_ends_nothing() -> None:
     sim.run_until(lambda: sim.stage == "Localising", 20.0)
     sim.run_until(lambda: sim.stage == "Running", 20.0)
     sim.run(30.0)
-    assert sim.stage == "Running", "it is told once"
+    assert sim.stage == "Running", "the same silence is not localised again"
     assert sum("next to nothing" in text for text in notes(sim)) == 1
     assert (opened(sim), sim.state.world.generation) == ([], 1)
 
@@ -264,12 +264,12 @@ def test_a_loss_of_nan_on_good_nodes_costs_restarts_and_then_ends_the_job() -> N
 # -- alerts ----------------------------------------------------------------------------------------
 
 
-def alert(number: int = 1, **fields: object) -> Alert:
+def alert(number: int = 1, **fields: Any) -> Alert:
     lost = {
         "check": "gpu.lost", "subject": "gpu3", "text": "fell off the bus", "blame": Party.NODE,
         "suggestion": Suggestion.REBOOT, "age_s": 0.5,
     }  # fmt: skip
-    return Alert(number=number, **{**lost, **fields})  # type: ignore[arg-type]
+    return Alert(number=number, **{**lost, **fields})
 
 
 LINK = {

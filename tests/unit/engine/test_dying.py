@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slurm_robust.config.job import JobConfig, SlurmConfig
@@ -17,12 +19,12 @@ PEER_GONE = WorkerError(
 )
 
 
-def crashed(dying: dict[str, float] | None = None, unkillable: tuple[int, ...] = (), **more: object) -> Sim:
+def crashed(dying: dict[str, float] | None = None, unkillable: tuple[int, ...] = (), **more: Any) -> Sim:
     """Rank 0 has just ended by a signal.
 
-    ``dying``: nodes whose workers need so many seconds to end; ``unkillable``: ranks that no signal ends.
+    ``dying``: how many seconds the workers of a node take to end; ``unkillable``: ranks that survive SIGKILL.
     """
-    sim = trained(4, 1, **more)  # type: ignore[arg-type]
+    sim = trained(4, 1, **more)
     for node, seconds in (dying or {}).items():
         sim.nodes[node].dying_s = seconds
     for rank in unkillable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -32,9 +34,9 @@ HANG_STEP = 30
 COARSE = SimulatedPace(step_s=2.0, turn_s=1.0, rest_s=0.2)
 
 
-def job(spares: int = 1, *, reports: bool = True, **detect: object) -> Sim:
+def job(spares: int = 1, *, reports: bool = True, **detect: Any) -> Sim:
     """Three nodes that have trained for a while."""
-    sim = Sim(3, spares, seed=1, steps=4000, pace=COARSE, config=JobConfig(detect=DetectConfig(**detect)))  # type: ignore[arg-type]
+    sim = Sim(3, spares, seed=1, steps=4000, pace=COARSE, config=JobConfig(detect=DetectConfig(**detect)))
     sim.training.reports = reports
     comes_to(sim, HANG_STEP)
     return sim

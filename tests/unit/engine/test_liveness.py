@@ -204,26 +204,24 @@ def test_a_short_cut_of_a_job_without_standbys_costs_nothing() -> None:
     assert (opened(sim), sim.stage) == ([], "Running")
 
 
-def test_a_site_that_drops_probes_is_told_and_keeps_the_long_silence() -> None:
+@pytest.mark.parametrize(
+    ("dropped", "after_s", "says"),
+    [
+        ("answers_probes", 110.0, "no probe of the kernel of n[1-7] is answered"),
+        ("beacons", 25.0, "no beacon of n[1-6] has come"),
+    ],
+    ids=["probes", "beacons"],
+)
+def test_a_site_that_drops_what_shows_deaths_is_told_and_keeps_the_long_silence(
+    dropped: str, after_s: float, says: str
+) -> None:
     def drop(sim: Sim) -> None:
         for node in sim.nodes.values():
-            node.answers_probes = False
+            setattr(node, dropped, False)
 
     sim = site(drop)
-    sim.run(110.0)
-    assert any("no probe of the kernel of n[1-7] is answered" in text for text in sim.said)
-    sim.node_dies("n3")
-    assert 4.5 <= seconds_until_opened(sim, 10.0) <= 6.0
-
-
-def test_a_site_that_drops_beacons_is_told_and_keeps_the_long_silence() -> None:
-    def drop(sim: Sim) -> None:
-        for node in sim.nodes.values():
-            node.beacons = False
-
-    sim = site(drop)
-    sim.run(25.0)
-    assert any("no beacon of n[1-6] has come" in text for text in sim.said)
+    sim.run(after_s)
+    assert any(says in text for text in sim.said)
     sim.node_dies("n3")
     assert 4.5 <= seconds_until_opened(sim, 10.0) <= 6.0
 

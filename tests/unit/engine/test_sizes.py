@@ -36,14 +36,14 @@ def stopped(*stored: int, **more: Any) -> Sim:
 
 
 def starts(sim: Sim, nodes: int) -> Sim:
-    """The next run gets so many nodes, and launches."""
+    """The next run gets this many nodes and launches."""
     sim.resize(nodes)
     sim.run_until(lambda: sim.runs == 2 and sim.stage == "Running", within_s=300.0)
     return sim
 
 
 def ends(sim: Sim, nodes: int) -> str:
-    """The next run gets so many nodes, and ends without a launch: why."""
+    """The next run gets this many nodes and ends without a launch; returns why."""
     sim.resize(nodes)
     sim.run_until(lambda: sim.code is not None, within_s=600.0)
     (ended,) = sim.events(ev.RunEnded)
