@@ -66,10 +66,11 @@ class Timings(Section):
     """A node counts as dead after its agent has been silent for this time, unless
     [another witness](detection.md#silence-of-nodes) contradicts. At least two heartbeats."""
 
-    verdict_s: _SecondsOrNone = 0.8
+    verdict_s: Annotated[_SecondsOrNone | None, Meta(examples=[2])] = None
     """A node counts as dead earlier, after this time without a beacon of its agent, if its kernel answers no
-    probe either and [another node finds the same](detection.md#a-verdict-within-a-second). With more than
-    1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
+    probe either and [another node finds the same](detection.md#a-verdict-within-a-second). ``null``: 0.8; 3
+    in a job of 128 GPU nodes or more while no standby has rehearsed. With more than 1,000 nodes it takes
+    longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
 
     takeover_s: _SecondsOrNone = 10.0
     """When the controller has been silent for this time, the agents find out whether its node is dead. If it

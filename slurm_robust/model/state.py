@@ -83,6 +83,8 @@ class JobState(Record, dict=True):
     """When this run of the Slurm job got its nodes."""
     time_limit_s: float | None = None
     """How long it has them, None if not known."""
+    gpus: int = 0
+    """How many they hold together, 0 also if that is not known."""
     made_progress: bool = False
     """It has made a new step."""
     runs_without_progress: int = 0
@@ -207,6 +209,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         replenished=0,
         allocated=event.t,
         time_limit_s=event.time_limit_s,
+        gpus=event.gpus,
         made_progress=False,
         requeueing=None,
         stop_ordered=None,

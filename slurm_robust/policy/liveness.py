@@ -15,8 +15,20 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 
+QUICK_S = 0.8
+"""Seconds without a sign of a node after which it may be called dead, unless the owner has chosen others."""
+
+PATIENT_S = 3.0
+"""The same in a job of :data:`MANY` GPU nodes or more without a standby that has rehearsed. A link that flaps
+and the failover of a switch last 1 to 3 s (reported); LACP gives a silent partner up after 3 s (IEEE 802.1AX,
+short timeout).
+"""
+
+MANY = 128
+"""The more nodes, the more links that flap, and the more GPUs that wait for a restart without need."""
+
 BEACONS_IN_VERDICT = 8
-"""Beacons that a node would have sent in ``timings.verdict_s``."""
+"""Beacons that a node would have sent in the shorter of these times, or in ``timings.verdict_s``."""
 
 MISSED = 3
 """An agent is overdue after this many intervals without a beacon; then its kernel is probed."""
@@ -39,9 +51,10 @@ AGENTS_PER_SECOND = 10_000
 _ROUND_TRIPS, _SLACK_S = 3.0, 0.2
 
 
-def beacon_interval(verdict_s: float, agents: int) -> float:
-    """Return the seconds between two beacons of an agent, 0 for none."""
-    return max(verdict_s / BEACONS_IN_VERDICT, agents / AGENTS_PER_SECOND) if verdict_s else 0.0
+def beacon_interval(asked_s: float | None, agents: int) -> float:
+    """Return the seconds between two beacons of an agent, 0 for none. ``asked_s``: ``timings.verdict_s``."""
+    quickest_s = QUICK_S if asked_s is None else asked_s
+    return max(quickest_s / BEACONS_IN_VERDICT, agents / AGENTS_PER_SECOND) if quickest_s else 0.0
 
 
 def overdue_s(interval_s: float) -> float:
@@ -49,14 +62,21 @@ def overdue_s(interval_s: float) -> float:
     return MISSED * interval_s
 
 
-def verdict_s(interval_s: float) -> float:
-    """Return the seconds without a beacon after which a node may be called dead."""
-    return BEACONS_IN_VERDICT * interval_s
+def verdict_s(asked_s: float | None, interval_s: float, gpu_nodes: int, *, has_rehearsed: bool) -> float:
+    """Return the seconds without a beacon after which a node may be called dead.
+
+    ``asked_s``: ``timings.verdict_s``, None if the owner has chosen none. ``gpu_nodes``: that hold ranks.
+    ``has_rehearsed``: a standby has, so that a replacement costs seconds.
+    """
+    quickest_s = BEACONS_IN_VERDICT * interval_s
+    is_patient = asked_s is None and gpu_nodes >= MANY and not has_rehearsed
+    return max(quickest_s, PATIENT_S) if is_patient else quickest_s
 
 
 def probing_s(interval_s: float, answer_s: float) -> float:
     """Return how long to probe a kernel whose last answer took ``answer_s`` seconds."""
-    return max(verdict_s(interval_s) - overdue_s(interval_s), _ROUND_TRIPS * answer_s + _SLACK_S)
+    until_verdict_s = BEACONS_IN_VERDICT * interval_s - overdue_s(interval_s)
+    return max(until_verdict_s, _ROUND_TRIPS * answer_s + _SLACK_S)
 
 
 class Probing(Record):

@@ -15,6 +15,7 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import NoAnswer, ProbeKernels
 from slurm_robust.engine.units.fleet import AgentView
 from slurm_robust.model.probes import Answers, ProbeTarget
+from slurm_robust.model.standby import StandbyStage
 from slurm_robust.policy.liveness import (
     PROVE_EVERY_S,
     PROVEN_S,
@@ -206,7 +207,7 @@ class Liveness:
         found = judge(
             silent_s,
             context.state.own_node,
-            dead_s=verdict_s(self._interval_s),
+            dead_s=self._verdict_s(),
             apart_s=overdue,
             switches=context.switches,
             slurm_answers=None,
@@ -231,6 +232,14 @@ class Liveness:
         heard = [n for n in state.spares if n in silent_s and silent_s[n] < overdue_s(self._interval_s)]
         return len(dying) <= len(heard)
 
+    def _verdict_s(self) -> float:
+        """Return the seconds without a beacon after which a node may be called dead now."""
+        state, asked_s = self._context.state, self._context.config.timings.verdict_s
+        ready = {node for node, found in state.standbys.items() if found.stage is StandbyStage.REHEARSED}
+        has_rehearsed = not ready.isdisjoint(set(state.spares) - state.aside.keys())
+        gpu_nodes = len(state.world.slots) if state.gpus else 0
+        return verdict_s(asked_s, self._interval_s, gpu_nodes, has_rehearsed=has_rehearsed)
+
     def _lives(self, node: str, why: str, now: Now) -> None:
         probing, state = self._probings[node], self._context.state
         if not probing.answered:
@@ -238,7 +247,7 @@ class Liveness:
             silent_s = self._silence(self._context.fleet.views[node], now)
             text = f"no beacon of the agent of {node} comes, but {why}: the node is not dead"
             is_over = state.ended is not None or state.requeueing is not None  # agents are told to end
-            if silent_s > verdict_s(self._interval_s) and not is_over:
+            if silent_s > self._verdict_s() and not is_over:
                 self._context.note(text, node, now)
 
     # -- which probes come through -------------------------------------------------------------------

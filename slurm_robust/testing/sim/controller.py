@@ -282,7 +282,7 @@ class SimController:
                 act()
         if not self.is_alive:
             return
-        if env.config.timings.verdict_s:
+        if env.config.timings.verdict_s != 0:
             self.core.on_beacons(self._beacon_ages())
         self._follow_journal()
         self._do(self.core.on_tick(self.now()))

@@ -89,6 +89,7 @@ class Sim:
         *,
         seed: int = 0,
         ranks_per_node: int = 1,
+        gpus_per_node: int = 0,
         steps: int = 60,
         others: int = 0,
         config: JobConfig | None = None,
@@ -154,7 +155,8 @@ class Sim:
         """How many events each controller writes before it dies, in turn; it does not act on the last one."""
         self._given: list[Callable[[SimController], None]] = []  # signals to the batch script of this run
         self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
-        self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node
+        self._slots, self._spares = nodes, spares
+        self._ranks_per_node, self._gpus_per_node = ranks_per_node, gpus_per_node
         self._leap_s, self._shared, self._batch_host = leap_s, shared, batch_host
         self._planned: list[float] = []
         self._controllers: list[SimController] = []  # that live
@@ -642,7 +644,7 @@ class Sim:
 
     def _begin_run(self) -> None:
         job = self.cluster.jobs[self.job_id]
-        self._allocation = Allocation.of(job, dict.fromkeys(self.nodes, 0))
+        self._allocation = Allocation.of(job, dict.fromkeys(self.nodes, self._gpus_per_node))
         self._plan = RunPlan(
             run_id="simulated",
             job_id=self.job_id,
@@ -657,6 +659,7 @@ class Sim:
             config=self.config,
             time_limit_s=job.time_limit_s,
             submitted=job.submit_time,
+            gpus=len(job.nodes) * self._gpus_per_node,
             required=job.required_nodes,
             start=f"start {job.restart_count}",
         )

@@ -14,6 +14,7 @@ from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.probes import Answers, PortsProbed
+from slurm_robust.model.standby import StandbyStage
 from slurm_robust.testing.sim.environment import SimulatedPace, Tell, always
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
@@ -332,3 +333,60 @@ def test_an_agent_whose_beacons_come_has_not_ended() -> None:
     sim.nodes["n3"].beacons = None
     sim.run(3.0)
     assert opened(sim) == [Symptom.AGENTS_LOST]
+
+
+PATIENT = JobConfig(timings=Timings(takeover_s=0.0))
+
+
+def large_job(*, config: JobConfig = PATIENT, gpus: int = 8, **more: Any) -> Sim:
+    return trained(128, 1, to=3, config=config, pace=QUICK, gpus_per_node=gpus, **more)
+
+
+def flaps(sim: Sim, node: str, seconds: float) -> None:
+    sim.partition(node)
+    sim.run(seconds)
+    sim.heal()
+    sim.run(6.0)
+
+
+@pytest.mark.slow
+def test_a_link_that_flaps_for_two_seconds_costs_a_large_job_of_gpus_nothing() -> None:
+    sim = large_job()
+    flaps(sim, "n70", 2.0)
+    assert (opened(sim), evicted(sim), sim.stage) == ([], set(), "Running")
+
+
+@pytest.mark.slow
+def test_a_dead_node_of_a_large_job_of_gpus_is_replaced_after_three_seconds() -> None:
+    sim = large_job()
+    sim.node_dies("n70")
+    assert 2.8 <= seconds_until_opened(sim, 10.0) <= 3.3
+    sim.run_until(lambda: relaunched(sim), 10.0)
+    assert evicted(sim) == {"n70"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"config": JobConfig(timings=Timings(takeover_s=0.0, verdict_s=0.8))},
+        {"gpus": 0},
+    ],
+    ids=["the owner says so", "it has no GPUs"],
+)
+def test_a_large_job_is_not_patient_if(job: dict[str, Any]) -> None:
+    sim = large_job(**job)
+    sim.node_dies("n70")
+    assert seconds_until_opened(sim, 10.0) <= 1.1
+
+
+@pytest.mark.slow
+def test_a_large_job_with_a_standby_that_has_rehearsed_replaces_a_dead_node_within_a_second() -> None:
+    """The patience is for jobs in which a replacement costs more than the seconds that it saves."""
+    sim = large_job()
+    rehearsed = StandbyStage.REHEARSED
+    sim.run_until(lambda: any(s.stage is rehearsed for s in sim.state.standbys.values()), 300.0)
+    sim.node_dies("n70")
+    assert seconds_until_opened(sim, 10.0) <= 1.1
+    sim.run_until(lambda: relaunched(sim), 10.0)
+    assert evicted(sim) == {"n70"}
