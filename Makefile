@@ -1,6 +1,7 @@
 # make demo and make test set up everything by themselves (tools/setup.sh) on a Debian 12 machine as root.
 
 PYTHON := .venv/bin/python
+AT_HAND := $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 # As root the sandbox must work, so a test that would be skipped for want of it is a failure.
 REQUIRE_CLUSTER := $(shell [ "$$(id -u)" = 0 ] && echo 1)
 SOAK_S ?= 3600
@@ -10,7 +11,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SROBUST_REQUIRE_CLUSTER=$(R
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint docs test test-unit test-cluster test-gpu test-slurm test-versions demo bench matrix matrix-code soak packages clean
+.PHONY: help setup lint docs test test-unit test-cluster test-gpu test-slurm test-versions demo bench bench-gpu matrix matrix-code soak packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,9 +40,14 @@ test-unit: setup ## Tests that need neither root nor Slurm.
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
 	$(PYTEST) -n 3 $(SIDE_BY_SIDE) tests/cluster
 
-# Prints what it measures; all is skipped where torch sees no CUDA device.
-test-gpu: setup ## Tests that need an NVIDIA GPU, some GB of its memory and of /dev/shm.
-	$(PYTEST) -s tests/gpu
+# Prints what it measures; all is skipped where torch sees no CUDA device. Neither this nor the next sets anything up:
+# machines with GPUs often have no network, and a torch of their own.
+test-gpu: ## Tests that need an NVIDIA GPU, some GB of its memory and of /dev/shm; with the Python at hand, without network.
+	$(AT_HAND) -m tools.lacks pytest pytest-timeout hypothesis
+	PYTHONDONTWRITEBYTECODE= $(AT_HAND) -m pytest -s tests/gpu
+
+bench-gpu: ## Measure what only a GPU shows, in less than 8 minutes; with the Python at hand, without network (GPU_ARGS="recorder --cpu").
+	$(AT_HAND) -m benchmarks.gpu $(GPU_ARGS)
 
 test-slurm: setup ## Tests and a short demo on another release of Slurm: RELEASE=22.05, 24.11 or 26.05 (root, Debian).
 	@tools/setup.sh debootstrap debootstrap

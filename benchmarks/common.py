@@ -122,23 +122,23 @@ def machine() -> dict[str, object]:
     """Hardware, versions, and how busy the machine is by others at this moment."""
     found = {name: _version(name) for name in _PACKAGES} | {"nvidia-resiliency-ext": _nvrx_version()}
     # slurmctld and not sinfo, which wants a slurm.conf before it tells its version.
-    slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=False, timeout=10)
+    slurm = "" if shutil.which("slurmctld") is None else _first_line("slurmctld", "-V").rpartition(" ")[2]
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "slurm": slurm.stdout.strip().rpartition(" ")[2],
+        "slurm": slurm,
         "packages": {name: text for name, text in found.items() if text},
         "load_before": os.getloadavg()[0],
     }
 
 
-def write(name: str, facts: Mapping[str, object]) -> Path:
+def write(name: str, facts: Mapping[str, object], folder: Path = OUT) -> Path:
     """``build/bench/<name>.json`` with the date, the machine, the command and ``facts``."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
     whole = {"benchmark": name, "date": date, "command": command, **facts}
@@ -166,6 +166,11 @@ def parser(doc: str | None, reps: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     made.add_argument("--reps", type=int, default=reps, help=f"repetitions (default: {reps})")
     return made
+
+
+def _first_line(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    return done.stdout.partition("\n")[0].strip()
 
 
 def _version(package: str) -> str | None:

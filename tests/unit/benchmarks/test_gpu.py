@@ -1,0 +1,58 @@
+"""The measurements on a GPU, tried without one: every part writes what it finds, or says what it needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.part import PARTS, WHOLE_S, Part
+from tools.lacks import lacks
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_part_runs_without_a_gpu_or_says_that_it_needs_one(part: Part, tmp_path: Path) -> None:
+    assert gpu.main([part.name, "--cpu", "--out", str(tmp_path)]) == 0
+    *results, last = lines(tmp_path)
+    assert {one["part"] for one in (*results, last)} == {part.name}
+    if part.needs_cuda:
+        assert (results, last["what"], last["reason"]) == ([], "left out", "needs CUDA")
+    else:
+        assert results
+        assert last["what"] == "done"
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert written["results"] == [*results, last]
+    assert written["machine"]["torch"]
+    assert written["command"].startswith("python -m benchmarks.gpu")
+
+
+@pytest.mark.slow
+def test_a_part_is_ended_at_its_limit_and_the_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, other = Part("recorder", "hang", 0.01, ""), Part("stacks", "hang", 60, "")
+    monkeypatch.setattr(gpu, "PARTS", (stuck, other))
+    assert gpu.main(["--cpu", "--out", str(tmp_path)]) == 1
+    first, *rest = lines(tmp_path)
+    assert (first["part"], first["error"]) == ("recorder", "ended at its limit of 0 s")
+    assert rest[-1]["what"] == "done"
+
+
+def test_all_limits_together_are_less_than_eight_minutes() -> None:
+    assert sum(part.limit_s for part in PARTS) <= WHOLE_S < 480
+
+
+def test_what_a_python_lacks_is_named_with_the_way_to_install_it() -> None:
+    assert lacks(["pytest", "pyyaml", "nvidia-ml-py"]) == ""
+    assert lacks(["pytest", "no-such-thing"]) == (
+        f"{sys.executable} lacks no-such-thing: {sys.executable} -m pip install no-such-thing"
+    )
