@@ -169,11 +169,11 @@ class Buffer:
             self._meta = meta
         return fits
 
-    def commit(self) -> None:
-        """Sum up the data, which are in place, and make the image whole."""
+    def commit(self, threads: int = 1) -> None:
+        """Sum up the data, which are in place, in so many threads, and make the image whole."""
         assert self._map is not None
         data = memoryview(self._map)[self._layout.data_at : self.total]
-        meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=sums_of(data)))
+        meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=sums_of(data, threads)))
         data.release()
         self._map[PAGE : PAGE + len(meta)] = meta
         page, header = bytearray(PAGE), msgspec.msgpack.encode(self._header)

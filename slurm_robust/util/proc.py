@@ -7,7 +7,7 @@ file system; ``stat``, ``status`` and the links in ``fd`` do not (proc(5)).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +68,18 @@ def waited_s(pid: int) -> float:
     except OSError:
         return 0.0
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def cpu_idle_s(cpus: Collection[int], proc: Path = PROC) -> float:
+    """Return for how long these CPUs have been idle since the boot, in seconds; 0 if that is unknown."""
+    try:
+        lines = (proc / "stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    names = {f"cpu{number}" for number in cpus}
+    rows = (line.split() for line in lines if line.startswith("cpu"))
+    # name, user, nice, system, idle, iowait, ...: who waits for a disk uses no CPU
+    return sum(int(row[4]) + int(row[5]) for row in rows if row[0] in names) / _TICKS
 
 
 def descendants(table: Mapping[int, _ProcessLine], ancestor: int) -> tuple[_ProcessLine, ...]:

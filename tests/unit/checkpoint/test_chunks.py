@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums
+from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, Image, TensorSpec, open_image
@@ -131,3 +132,20 @@ def test_a_read_that_stops_halfway_goes_on() -> None:
         expected = lines.read(7 + 50_100)[7:]
     assert b"".join(views) == expected
     assert sums == struct.pack("<Q", xxhash.xxh3_64_intdigest(expected))
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_however_many_threads_make_the_sums_each_chunk_has_its_own(nbytes: int, threads: int) -> None:
+    data = memoryview(DATA)[:nbytes]
+    chunks = [data[at : at + CHUNK_BYTES] for at in range(0, nbytes, CHUNK_BYTES)]
+    assert sums_of(data, threads) == b"".join(xxhash.xxh3_64(one).digest()[::-1] for one in chunks)
+
+
+def test_the_sums_are_made_although_the_node_refuses_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    expected = sums_of(memoryview(DATA))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert sums_of(memoryview(DATA), 4) == expected

@@ -14,6 +14,7 @@ import torch
 from slurm_robust.checkpoint.budget import MemoryPlan, Room
 from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.snapshot import sum_threads
 from slurm_robust.model.copies import CheckpointId
 from tests.forked_python import run_python
 from tests.unit.checkpoint.snapshot_training import UNUSUAL, Example, is_right, state_at, steps_in
@@ -302,3 +303,10 @@ def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_two_before(
     folder: MemoryFolder, stage: str
 ) -> None:
     assert killed(stage, folder.path) == [{"begun": 5, "whole": [3, 4], "right": True}]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "spare", "threads"), [(8, 30.0, 8), (8, 9.5, 4), (8, 1.9, 1), (8, 0.0, 1), (0.13, 30.0, 2)]
+)
+def test_sums_take_half_of_the_spare_cpus(gigabytes: float, spare: float, threads: int) -> None:
+    assert sum_threads(int(gigabytes * 2**30), spare) == threads
