@@ -17,6 +17,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.companion import settings_of_borrower
+from slurm_robust.util import numa
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
@@ -232,22 +233,11 @@ def _order(visible: str | None, count: int) -> tuple[int, ...]:
 def _beside(host: Host, address: str, allowed: frozenset[int]) -> Binding:
     folder = f"{pci.DEVICES}/{address}"
     node = host.number(f"{folder}/numa_node")
-    cpus = _cpus(host.read_or(f"{folder}/local_cpulist")) & allowed
+    cpus = numa.parse_list(host.read_or(f"{folder}/local_cpulist")) & allowed
     # With all CPUs on that node the kernel takes its memory anyway.
     if node is None or node < 0 or not cpus or cpus == allowed:
         return NOWHERE
     return Binding(cpus=tuple(sorted(cpus)), node=node)
-
-
-def _cpus(text: str) -> frozenset[int]:
-    """Parse a list of CPUs as the kernel writes it, such as ``0-3,8``."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        if not low.isdecimal() or not (high or low).isdecimal():
-            return frozenset()
-        found.update(range(int(low), int(high or low) + 1))
-    return frozenset(found)
 
 
 def find_shortage(environ: Mapping[str, str], usable_cpus: int, all_cpus: int) -> list[str]:

@@ -20,7 +20,7 @@ from slurm_robust.agent.stimuli import RehearsalOver
 from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.standby import Rehearsal, RehearsalState
-from slurm_robust.util import proc
+from slurm_robust.util import numa, proc
 from slurm_robust.util.files import make_folder
 from slurm_robust.util.program import kill_tree
 from slurm_robust.util.text import one_line
@@ -42,10 +42,10 @@ _NO_PROGRAMS = "only Python scripts and modules are rehearsed, not programs"
 
 def free_share() -> float:
     """Return the smallest share that is free of the node's memory and of each limit of the job's cgroups."""
-    memory = proc.read_counters(proc.PROC / "meminfo")
+    memory = numa.read_memory()
     shares = [1.0]
-    if memory.get("MemTotal") and "MemAvailable" in memory:
-        shares.append(memory["MemAvailable"] / memory["MemTotal"])
+    if memory is not None and memory.total:
+        shares.append(memory.available / memory.total)
     for group in proc.memory_cgroups():
         limit, free = group.limit(), group.free()
         if limit and free is not None:

@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.model.record import Record
+from slurm_robust.util import numa
 from slurm_robust.util.files import write_atomically
-from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups, read_counters
+from slurm_robust.util.numa import HostMemory
+from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups
 
 NODE = "the node"
-"""The name of the limit that is all of the machine's memory."""
+"""The name of the limit that is all of the host's memory (:mod:`slurm_robust.util.numa`)."""
 
 RESERVE = 0.1  # of each limit, left for what training may still need
 
@@ -73,33 +75,50 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
     return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
 
 
-def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
+def gather(
+    copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS, nodes: Path | None = None
+) -> tuple[Room, ...]:
     """Return the limits that hold for files in ``copies``; files that are already there count as free.
 
     Raises ``OSError`` if ``copies`` is not there.
     """
     ours = sum(path.lstat().st_blocks * 512 for path in copies.iterdir())
-    return limits(copies.parent, ours, proc, cgroups)
+    return limits(copies.parent, ours, proc, cgroups, nodes)
 
 
-def limits(folder: Path, ours: int = 0, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
-    """Return the limits on memory: the file system of ``folder``, the machine, the cgroups.
+def limits(
+    folder: Path, ours: int = 0, proc: Path = PROC, cgroups: Path = CGROUPS, nodes: Path | None = None
+) -> tuple[Room, ...]:
+    """Return the limits on memory: the file system of ``folder``, the host's memory, the cgroups.
 
     ``ours`` bytes that are in use there count as free. Raises ``OSError`` if ``folder`` is not there.
     """
     system = os.statvfs(folder)
-    rooms = [
-        Room(
-            name=f"the file system of {folder}",
-            total=system.f_blocks * system.f_frsize,
-            free=system.f_bavail * system.f_frsize + ours,
-        )
-    ]
-    meminfo = read_counters(proc / "meminfo")
-    if "MemTotal" in meminfo and "MemAvailable" in meminfo:
-        free = meminfo["MemAvailable"] + ours
-        rooms.append(Room(name=NODE, total=meminfo["MemTotal"], free=min(free, meminfo["MemTotal"])))
-    return (*rooms, *_cgroup_rooms(proc, cgroups, ours))
+    room = Room(
+        name=f"the file system of {folder}",
+        total=system.f_blocks * system.f_frsize,
+        free=system.f_bavail * system.f_frsize + ours,
+    )
+    host = numa.read_memory(proc, nodes)
+    if host is None:
+        return (room, *_cgroup_rooms(proc, cgroups, ours))
+    node = Room(name=NODE, total=host.total, free=min(host.available + ours, host.total))
+    return (of_host(room, host), node, *_cgroup_rooms(proc, cgroups, ours))
+
+
+_HALF = 0.01  # how near to half of all memory a size is that nobody has chosen
+
+
+def of_host(room: Room, host: HostMemory) -> Room:
+    """Return the room of a file system in memory with half of the host's only, if it has half of all memory.
+
+    Pure. That is the size that the kernel gives it; one that a person has chosen stays.
+    """
+    whole = host.total + host.elsewhere
+    beyond = room.total - host.total // 2
+    if not host.elsewhere or beyond <= 0 or abs(2 * room.total - whole) > _HALF * whole:
+        return room
+    return Room(name=room.name, total=room.total - beyond, free=max(0, room.free - beyond))
 
 
 def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:

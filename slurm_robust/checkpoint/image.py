@@ -34,6 +34,7 @@ from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingChec
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.record import UNREADABLE, Record, decoded
+from slurm_robust.util import numa
 from slurm_robust.util.ours import open_ours, read_ours
 
 MAGIC = b"SRIMAGE\x01"
@@ -250,8 +251,7 @@ class Buffer:
         try:
             if self.capacity < total:
                 self._drop_map()
-                # Reserved now: writing to a sparse file on a full /dev/shm would kill us by SIGBUS.
-                os.posix_fallocate(self._file, 0, _round_up(total, mmap.PAGESIZE))
+                numa.reserve(self._file, _round_up(total, mmap.PAGESIZE))
             if self._map is None:
                 self._map = mmap.mmap(self._file, self.capacity)
                 self._on_unmap = self._on_map(memoryview(self._map))

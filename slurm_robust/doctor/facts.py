@@ -42,6 +42,12 @@ class NodeFacts(Record):
     rooms: tuple[Room, ...] = ()
     """Limits on memory, first the file system of ``/dev/shm``; see :func:`.budget.limits`."""
 
+    gpu_memory: int | None = None
+    """Bytes of GPUs' memory that the kernel counts as the node's."""
+
+    memory_mode: str = ""
+    """How the driver was told to keep that memory: ``numa``, ``driver``, or "" for its own default."""
+
     addresses: tuple[str, ...] | None = None
     """Addresses that this node's name in Slurm resolves to here, none for a name that does not resolve."""
 

@@ -29,9 +29,12 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError
 from slurm_robust.slurm.records import SlurmJob, Terms
+from slurm_robust.util import numa
+from slurm_robust.util.proc import read_counters
 from slurm_robust.wire.network import speeds
 
 DRIVER = "/proc/driver/nvidia/version"
+_PARAMETERS, _GPUS = "/proc/driver/nvidia/params", "/proc/driver/nvidia/gpus"
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _CUDA = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
@@ -227,8 +230,11 @@ def node_of(host: Host, name: str) -> NodeFacts:
         synchronised = clock.gather(host, NodeConfig()).synchronised
     except (OSError, RuntimeError):
         synchronised = None
+    mode = re.search(r'^CoherentGPUMemoryMode: "(\w+)"$', host.read_or(_PARAMETERS), re.MULTILINE)
     return NodeFacts(
         rooms=rooms,
+        gpu_memory=gpu_memory(host),
+        memory_mode=mode[1] if mode else "",
         addresses=addresses_of(name),
         speeds=speeds(),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
@@ -236,6 +242,14 @@ def node_of(host: Host, name: str) -> NodeFacts:
         memlock=None if soft == resource.RLIM_INFINITY else soft,
         synchronised=synchronised,
     )
+
+
+def gpu_memory(host: Host) -> int:
+    """Return the bytes of GPUs' memory that the kernel counts as the node's: the driver names these nodes."""
+    told = (host.read_or(f"{_GPUS}/{gpu}/numa_status") for gpu in host.names(_GPUS))
+    nodes = {found[1] for text in told if (found := re.search(r"^Node:\s*(\d+)$", text, re.MULTILINE))}
+    files = (host.path(f"{numa.NODES}/node{node}/meminfo") for node in nodes)
+    return sum(read_counters(file, skip=2).get("MemTotal", 0) for file in files)
 
 
 def _nodes(job: SlurmJob | None, submitted: options.Options | None) -> int | None:

@@ -95,13 +95,16 @@ def descendants(table: Mapping[int, _ProcessLine], ancestor: int) -> tuple[_Proc
     return tuple(found)
 
 
-def read_counters(path: Path) -> dict[str, int]:
-    """Read a file with a name and a number in each line, as ``meminfo`` (in bytes); {} if it is absent."""
+def read_counters(path: Path, skip: int = 0) -> dict[str, int]:
+    """Read a file with a name and a number in each line, as ``meminfo`` (in bytes); {} if it is absent.
+
+    ``skip``: words in front of each name.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return {}
-    rows = (line.replace(":", " ").split() for line in lines)
+    rows = (line.replace(":", " ").split()[skip:] for line in lines)
     return {
         row[0]: int(row[1]) * (1024 if row[2:] == ["kB"] else 1)
         for row in rows

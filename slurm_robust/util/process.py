@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import signal
 from collections.abc import Collection
 from pathlib import Path
 
+from slurm_robust.util import numa
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36  # Linux 3.4
 _PR_SET_NAME = 15
 _COMM_LENGTH = 15
-
-# set_mempolicy(2): from this node first, from others when that has no room.
-_MPOL_PREFERRED = 1
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-_MASK_WORDS = 16
 
 # Out of 1000. The kernel takes a worker before the agent, whose reports are needed to recover.
 OOM_SCORE = 500
@@ -112,14 +108,7 @@ def bind(cpus: Collection[int], node: int) -> None:
             os.sched_setaffinity(0, cpus)
     except OSError:
         return  # these CPUs are gone, or not ours
-    number = _SET_MEMPOLICY.get(platform.machine())
-    word, bit = divmod(node, 64)
-    if number is None or not 0 <= word < _MASK_WORDS:
-        return
-    mask = (ctypes.c_uint64 * _MASK_WORDS)()
-    mask[word] = 1 << bit
-    # The kernel reads one bit less than the call says.
-    ctypes.CDLL(None).syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(64 * _MASK_WORDS + 1))
+    numa.prefer(node)
 
 
 def signal_group(pid: int, number: int) -> None:

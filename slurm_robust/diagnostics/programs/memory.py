@@ -6,9 +6,9 @@ import time
 from typing import TypeAlias
 
 import numpy as np
-import psutil
 
 from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart, failed
+from slurm_robust.util import numa
 from slurm_robust.util.proc import memory_cgroups
 
 _SHARE = 1 / 16  # of what is available: other processes may need memory
@@ -29,8 +29,9 @@ def run(part: TestPart) -> Measurement:
 
 
 def available() -> int:
-    """Return the bytes that may safely be taken: what the machine and the process's cgroups have left."""
-    free = int(psutil.virtual_memory().available)
+    """Return the bytes that may safely be taken: what the host and the process's cgroups have left."""
+    memory = numa.read_memory()
+    free = 0 if memory is None else memory.available
     rooms = (group.free() for group in memory_cgroups())
     return max(0, min([free, *(room for room in rooms if room is not None)]))
 

@@ -30,6 +30,15 @@ def _plan(facts: Facts) -> MemoryPlan | None:
     return plan(own=state, shared=0, ranks=1, nodes=nodes if peers else 1, rooms=rooms)
 
 
+def _of_gpus(facts: Facts) -> str:
+    node = known(facts.node, "the node")
+    found = known(node.gpu_memory, "whether the kernel counts GPUs' memory")
+    if not found:
+        return ""
+    why = f"NVreg_CoherentGPUMemoryMode={node.memory_mode}" if node.memory_mode else "its default"
+    return f"the kernel counts {found / 1e9:.0f} GB of GPUs as the node's: the driver is in NUMA mode ({why})"
+
+
 def _loopback(facts: Facts) -> str:
     found = known(known(facts.node, "the node").addresses, "the addresses of the node's name")
     if not found:
@@ -116,6 +125,18 @@ RULES = (
         fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
         source="slurm_robust/checkpoint/budget.py, as each job plans",
         judge=lambda facts: found.reason if (found := _plan(facts)) is not None and found.own_buffers else "",
+    ),
+    note(
+        name="memory.of_gpus",
+        needs=("node",),
+        why="files in memory and other programs may take it, then CUDA has less than the script expects; "
+        "Slurm's RealMemory and the size of /dev/shm may include it. Snapshots do not use it",
+        fix="the administrator loads the driver with NVreg_CoherentGPUMemoryMode=driver (CDMM; from "
+        "580.65.06 on, the default from 615 on), or the script starts under numactl --membind with the nodes "
+        "that have CPUs",
+        source="NVIDIA, understanding memory management on hardware-coherent platforms; HPC SDK 26.11, "
+        "release notes; docs/checkpoints.md",
+        judge=_of_gpus,
     ),
     note(
         name="memory.locked",

@@ -11,6 +11,7 @@ from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, grown, readings
+from slurm_robust.util import numa
 
 MEMINFO, SHM, EDAC = "/proc/meminfo", "/dev/shm", "/sys/devices/system/edac/mc"
 
@@ -29,6 +30,11 @@ class MemoryFacts(Record):
 
     total: int
     available: int
+    """Without that of nodes that have no CPUs (:mod:`slurm_robust.util.numa`)."""
+
+    elsewhere: int | None = None
+    """What of the total is in nodes that have no CPUs, as GPUs'; None if an earlier release did not look."""
+
     shared: int = 0
     """What files of /dev/shm and other tmpfs take."""
 
@@ -47,12 +53,14 @@ def gather(host: Host, config: NodeConfig) -> MemoryFacts:
     """Read the sizes and the counters. Raises ``RuntimeError`` if /proc/meminfo does not say."""
     lines = (line.partition(":") for line in host.read(MEMINFO).splitlines())
     pages = {name: int(rest.split()[0]) for name, _, rest in lines if rest.split()[:1]}
-    if "MemTotal" not in pages or "MemAvailable" not in pages:
+    found = numa.read_memory(host.path("/proc"), host.path(str(numa.NODES)))
+    if found is None:
         raise RuntimeError(f"{MEMINFO} has no MemTotal or MemAvailable")
     shm_total, shm_free = _space(host)
     return MemoryFacts(
-        total=pages["MemTotal"] // 1024,
-        available=pages["MemAvailable"] // 1024,
+        total=(found.total + found.elsewhere) >> 20,
+        available=found.available >> 20,
+        elsewhere=found.elsewhere >> 20,
         shared=pages.get("Shmem", 0) // 1024,
         huge=_huge_kib(pages) // 1024,
         shm_total=shm_total,
@@ -103,12 +111,19 @@ SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=10.0, h
 
 
 def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Judge the size against the site's limit, else against the baseline."""
+    """Judge the size against the site's limit, else against the baseline.
+
+    Memory of GPUs comes and goes with their driver, so it is no part of the baseline.
+    """
     total, limits = view.facts.total, config.memory
     least = limits.min_total_mb
     source = MEMINFO
     if least is None and view.baseline is not None:
-        least = int(view.baseline.total * (1 - limits.max_missing_share))
+        usual = view.baseline.total
+        if view.baseline.elsewhere is not None:
+            usual -= view.baseline.elsewhere
+            total -= view.facts.elsewhere or 0
+        least = int(usual * (1 - limits.max_missing_share))
         source = f"{MEMINFO}, baseline"
     missing = least is not None and total < least
     yield judged(
@@ -126,7 +141,7 @@ def judge_free(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]
     if not view.job_gone:
         return
     facts = view.facts
-    usable = max(1, facts.total - facts.huge)
+    usable = max(1, facts.total - (facts.elsewhere or 0) - facts.huge)
     share = min(1.0, (facts.available + facts.shared) / usable)
     least = config.memory.min_free_share
     yield judged(
@@ -201,7 +216,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         hangs=True,
         explain=(
             "How much memory the kernel has, against memory.min_total_mb or the baseline. A module that "
-            "fails its test at boot is left out silently: find it in the BMC's log, reseat or replace it."
+            "fails its test at boot is left out silently: find it in the BMC's log, reseat or replace it. "
+            "Memory of GPUs, which comes with their driver (GB200, NUMA mode), is no part of the baseline."
         ),
     ),
     Check(

@@ -226,6 +226,21 @@ def test_where_nothing_is_known_or_to_be_gained_nothing_is_bound(tmp_path: Path)
     assert bindings(1, {}, ALL, Host(tmp_path / "empty")) == (NOWHERE,)
 
 
+def test_the_memory_of_a_gpu_is_nothing_that_its_rank_takes_first(tmp_path: Path) -> None:
+    """GB200: sysfs has the node of the Grace beside a GPU, not that of the GPU's own memory."""
+    files = {}
+    for bus, node in (("0008", 0), ("0009", 0), ("0018", 1), ("0019", 1)):
+        folder = f"{DEVICES}/{bus}:01:00.0"
+        files[f"{folder}/uevent"] = "DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2941"
+        files[f"{folder}/numa_node"] = str(node)
+        files[f"{folder}/local_cpulist"] = ("0-71", "72-143")[node]
+    found = bindings(4, {}, range(144), plant(tmp_path, files))
+    assert [binding.node for binding in found] == [0, 0, 1, 1]
+    # A kernel that had it would name no CPUs beside it.
+    files |= {f"{DEVICES}/0008:01:00.0/numa_node": "2", f"{DEVICES}/0008:01:00.0/local_cpulist": ""}
+    assert bindings(4, {}, range(144), plant(tmp_path / "other", files))[0] == NOWHERE
+
+
 BOUND = """
 import os
 from slurm_robust.util import process

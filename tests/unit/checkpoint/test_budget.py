@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.checkpoint.budget import MemoryPlan, Room, gather, plan, write_plan
+from slurm_robust.checkpoint.budget import NODE, MemoryPlan, Room, gather, of_host, plan, write_plan
+from slurm_robust.util.numa import HostMemory
+from tests.machines import MACHINES, NODES
 
 GB = 10**9
 
@@ -148,3 +150,56 @@ def test_limits_of_cgroups_of_version_1_count_too(tmp_path: Path, copies: Path) 
 
 def test_a_machine_that_tells_nothing_has_its_file_system(tmp_path: Path, copies: Path) -> None:
     assert len(gather(copies, tmp_path / "no-proc", tmp_path / "no-cgroup")) == 1
+
+
+# -- memory of GPUs is not memory of the node -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "host_mb"),
+    [
+        ("gb200", 489935 + 489795),
+        ("gb200-cdmm", 489935 + 489795),
+        ("gh200", 490037),
+        ("x86-cxl", 515000 + 516000),
+        ("x86", 1031000 + 1032000),
+    ],
+)
+def test_only_memory_of_nodes_with_cpus_counts(
+    tmp_path: Path, copies: Path, machine: str, host_mb: int
+) -> None:
+    folder = MACHINES / machine
+    rooms = {room.name: room for room in gather(copies, folder / "proc", tmp_path, folder / NODES)}
+    assert rooms[NODE].total == host_mb << 20
+    assert 0.7 * rooms[NODE].total < rooms[NODE].free <= rooms[NODE].total
+
+
+def test_a_gb200_in_numa_mode_plans_as_one_whose_driver_keeps_the_memory_of_gpus(
+    tmp_path: Path, copies: Path
+) -> None:
+    def plan_of(machine: str) -> MemoryPlan:
+        folder = MACHINES / machine
+        rooms = gather(copies, folder / "proc", tmp_path, folder / NODES)
+        return plan(own=40 * GB, shared=0, ranks=4, nodes=2, rooms=rooms[1:])
+
+    assert plan_of("gb200") == plan_of("gb200-cdmm")
+    assert (plan_of("gb200").own_buffers, plan_of("gb200").peer_buffers) == (3, 2)  # 5 + 2 are 1,120 GB
+
+
+HOST = HostMemory(total=980 * GB, available=900 * GB, elsewhere=754 * GB)
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        (867, 490),  # half of all memory: the kernel's own size when the GPUs' memory is there
+        (490, 490),  # the kernel's own size before that
+        (800, 800),  # chosen
+        (1560, 1560),  # chosen; the limit of the node counts
+    ],
+)
+def test_half_of_all_memory_is_half_of_the_hosts(total: int, expected: int) -> None:
+    found = of_host(room(total - 10, total=total), HOST)
+    assert (found.total, found.free) == (expected * GB, (expected - 10) * GB)
+    # Where all memory is the host's, nothing changes.
+    assert of_host(room(490), HostMemory(980 * GB, 900 * GB, 0)) == room(490)

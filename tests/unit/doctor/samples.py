@@ -80,6 +80,8 @@ GOOD = Facts(
             Room(name=NODE, total=1800 * GB, free=1700 * GB),
             Room(name="the cgroup /job_7", total=1750 * GB, free=1700 * GB),
         ),
+        gpu_memory=0,
+        memory_mode="driver",
         addresses=("10.0.0.7",),
         speeds={"10.0.0.7": ("eth0", 12.5e9), "10.20.0.7": ("ib0", 25e9)},
         interfaces=("lo", "eth0", "ib0"),
@@ -304,6 +306,7 @@ BAD: dict[str, tuple[Change, ...]] = {
     "memory.limit": (rooms(shm=900 * GB, **{NODE: 1800 * GB, "cgroup": 100 * GB}),),
     "memory.no_snapshots": (rooms(shm=30 * GB),),
     "memory.snapshots": (rooms(shm=200 * GB), rooms(shm=900 * GB, **{NODE: 300 * GB})),
+    "memory.of_gpus": (node(gpu_memory=754 * GB), node(gpu_memory=97 * GB, memory_mode="numa")),
     "memory.locked": (node(memlock=8 << 20),),
     "clock.sync": (node(synchronised=False),),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import CompanionConfig, JobConfig
-from slurm_robust.doctor.gather import DoctorRequest, gather, hook_times, software
+from slurm_robust.doctor.gather import DoctorRequest, gather, hook_times, node_of, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.kernel.host import Host
@@ -19,6 +19,7 @@ from slurm_robust.slurm.records import Terms
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.machines import MACHINES
 from tests.there import there
 
 HERE = Host()
@@ -206,3 +207,13 @@ def test_how_long_hooks_took_is_read_where_the_configuration_says(tmp_path: Path
     assert (hook_times(host) or {})["prolog"].longest_s == 2
     config.write_text("paths: [")
     assert (hook_times(host) or {})["prolog"].longest_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("machine", "gigabytes", "mode"),
+    [("gb200", 790, ""), ("gb200-cdmm", 0, "driver"), ("gh200", 102, "numa"), ("x86-cxl", 0, "")],
+)
+def test_memory_of_gpus_that_the_kernel_counts_is_named(machine: str, gigabytes: int, mode: str) -> None:
+    """CXL memory is the host's, so it is no hazard."""
+    found = node_of(Host(MACHINES / machine), "n1")
+    assert (there(found.gpu_memory) // 10**9, found.memory_mode) == (gigabytes, mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_robust.config.node import MemoryLimits, NodeConfig
@@ -11,6 +12,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import memory
 from slurm_robust.nodes.checks.memory import Controller, MemoryFacts
+from tests.machines import MACHINES
 from tests.unit.nodes.host_files import only, plant, view
 
 CONFIG = NodeConfig()
@@ -37,6 +39,33 @@ def test_memory_that_is_not_reported_is_an_error(tmp_path: Path) -> None:
         memory.gather(Host(tmp_path), CONFIG)
     with pytest.raises(RuntimeError, match="MemAvailable"):
         memory.gather(plant(tmp_path, {"/proc/meminfo": "MemTotal: 7 kB"}), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome"),
+    [
+        ("gb200", "gb200-cdmm", Outcome.PASS),  # its driver is not loaded yet, or in the other mode
+        ("gb200-cdmm", "gb200", Outcome.PASS),
+        ("gb200", "gh200", Outcome.FAIL),  # one of two Graces is gone
+    ],
+)
+def test_memory_of_gpus_comes_and_goes(before: str, now: str, outcome: Outcome) -> None:
+    baseline, facts = (memory.gather(Host(MACHINES / name), CONFIG) for name in (before, now))
+    assert only(memory.judge_size(view(facts, baseline=baseline), CONFIG)).outcome is outcome
+
+
+def test_a_baseline_of_a_release_that_counted_memory_of_gpus_still_fits() -> None:
+    facts = memory.gather(Host(MACHINES / "gb200"), CONFIG)
+    older = MemoryFacts(total=facts.total, available=1)
+    assert only(memory.judge_size(view(facts, baseline=older), CONFIG)).outcome is Outcome.PASS
+
+
+def test_what_holds_the_memory_of_the_host_shows_beside_idle_gpus() -> None:
+    facts = memory.gather(Host(MACHINES / "gb200"), CONFIG)
+    held = msgspec.structs.replace(facts, available=facts.available // 3)
+    found = only(memory.judge_free(view(held, job_gone=True), CONFIG))
+    assert (found.outcome, found.value) == (Outcome.FAIL, "31% available")
+    assert only(memory.judge_free(view(facts, job_gone=True), CONFIG)).outcome is Outcome.PASS
 
 
 def test_memory_of_the_real_machine_is_read() -> None:
