@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import xxhash
 
@@ -20,11 +20,29 @@ _STRETCH_BYTES = 2**19
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
+class DeviceBytes(Protocol):
+    """Memory of a GPU, byte by byte: a tensor of ``uint8``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> DeviceBytes: ...
+
+
 class Piece(NamedTuple):
     """A stretch of the data."""
 
-    view: memoryview
+    view: memoryview | DeviceBytes
     read: bool  # whether it must be read into ``view``; else it is there already
+
+
+class Staging(Protocol):
+    """Memory of this machine on the way to a GPU's, in rooms of :data:`CHUNK_BYTES`; for several threads."""
+
+    def take(self) -> memoryview:
+        """Take a room; waits until one is free. Raises ``RuntimeError`` if the GPU has failed."""
+
+    def give_back(self, room: memoryview, copies: list[tuple[DeviceBytes, memoryview]]) -> None:
+        """Begin to copy parts of ``room`` to where they belong, behind which it is free."""
 
 
 def sums_of(data: memoryview, threads: int = 1) -> bytes:
@@ -48,22 +66,50 @@ def sums_of(data: memoryview, threads: int = 1) -> bytes:
     return bytes(sums)
 
 
-def filled_sums(file: int, begin: int, pieces: Iterable[Piece], threads: int) -> bytes:
-    """Fill the data, which begin there in ``file``, chunk by chunk; return their :func:`sums_of`.
+def fill(
+    file: int, begin: int, pieces: Iterable[Piece], sums: bytes, threads: int, staging: Staging | None = None
+) -> int:
+    """Fill the data, which begin there in ``file``, chunk by chunk; return how many are not as ``sums`` say.
 
-    If the file ends too early, the sums are those of what was in the views before. Raises ``OSError``.
+    ``sums`` are their :func:`sums_of`. A damaged chunk reaches no GPU; whatever else of the machine's memory
+    it was read into holds it. If the file ends too early, what was in the views before is summed up. Raises
+    ``OSError``, or ``RuntimeError`` if a GPU fails.
     """
     chunks = list(_cut(pieces, CHUNK_BYTES))
     begins = itertools.count(begin, CHUNK_BYTES)
+    expected = (sums[at : at + 8] for at in range(0, len(sums), 8))
     with ThreadPoolExecutor(threads) as pool:  # reading and hashing let go of the interpreter lock
-        return b"".join(pool.map(_filled_sum, itertools.repeat(file), begins, chunks))
+        for_all = itertools.repeat(file), itertools.repeat(staging)
+        return sum(not whole for whole in pool.map(_is_whole, *for_all, begins, chunks, expected))
+
+
+def _is_whole(file: int, staging: Staging | None, begin: int, chunk: list[Piece], expected: bytes) -> bool:
+    if all(isinstance(piece.view, memoryview) for piece in chunk):
+        return _filled_sum(file, begin, chunk) == expected
+    assert staging is not None
+    room = staging.take()
+    copies: list[tuple[DeviceBytes, memoryview]] = []
+    whole = False
+    try:
+        staged, at = [], 0
+        for piece in chunk:
+            if isinstance(piece.view, memoryview):
+                staged.append(piece)
+                continue
+            copies.append((piece.view, room[at : at + len(piece.view)]))
+            staged.append(Piece(copies[-1][1], read=True))
+            at += len(piece.view)
+        whole = _filled_sum(file, begin, staged) == expected
+    finally:
+        staging.give_back(room, copies if whole else [])
+    return whole
 
 
 def _cut(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
     """Yield the pieces of every ``size`` bytes; pieces that straddle the end of such a stretch are cut."""
     stretch, room = [], size
     for view, read in pieces:
-        while view:
+        while len(view):
             stretch.append(Piece(view[:room], read))
             view, room = view[room:], room - len(stretch[-1].view)
             if not room:
@@ -74,15 +120,16 @@ def _cut(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
 
 
 def _filled_sum(file: int, begin: int, chunk: list[Piece]) -> bytes:
+    """All pieces are in this machine's memory."""
     found = xxhash.xxh3_64()
     for stretch in _cut(chunk, _STRETCH_BYTES):
         for read, pieces in itertools.groupby(stretch, key=lambda piece: piece.read):
-            views = [piece.view for piece in pieces]
+            views = [cast(memoryview, piece.view) for piece in pieces]
             if read:
                 _read(file, begin, list(views))
             begin += sum(map(len, views))
         for piece in stretch:
-            found.update(piece.view)
+            found.update(cast(memoryview, piece.view))
     return struct.pack("<Q", found.intdigest())
 
 

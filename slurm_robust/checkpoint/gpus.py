@@ -7,9 +7,15 @@ is a thread. Both are held to :class:`tests.contracts.gpus.GpusContract`.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import torch
+
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed, hipStreamCaptureModeRelaxed
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 """Copies to make: target and source."""
@@ -56,6 +62,13 @@ class Gpus(Protocol):
     def is_capturing(self) -> bool:
         """Return whether this thread's operations go into a graph instead of being done."""
 
+    def relax(self) -> None:
+        """From now on, nothing that this thread asks breaks a graph that another thread captures.
+
+        Without it registering and asking or waiting for an event do: the driver refuses them then, and the
+        capture ends with an error (CUDA, stream capture, prohibited and unsafe operations; measured).
+        """
+
     def scalar(self, dtype: torch.dtype) -> torch.Tensor:
         """Return a registered tensor of this machine's memory for one number."""
 
@@ -89,6 +102,10 @@ class Cuda:
         used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return used and torch.cuda.is_current_stream_capturing()
 
+    def relax(self) -> None:
+        """See the protocol."""
+        _runtime("ThreadExchangeStreamCaptureMode")(ctypes.byref(ctypes.c_int(_RELAXED)))
+
     def scalar(self, dtype: torch.dtype) -> torch.Tensor:
         """See the protocol."""
         return torch.empty((), dtype=dtype, pin_memory=True)
@@ -97,11 +114,24 @@ class Cuda:
         """See the protocol."""
         # A thread's own device is GPU 0 at first: without this each rank would make a context there.
         with torch.cuda.device(device):
-            return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+            if error:
+                # Else the next kernel of this thread finds it, and torch takes it for the kernel's.
+                _runtime("GetLastError")()
+            return error
 
     def unregister(self, address: int) -> None:
         """See the protocol."""
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _runtime(name: str) -> Callable[..., int]:
+    """Return a function of the runtime that torch has loaded, CUDA's or HIP's, which torch does not offer."""
+    vendor = "hip" if torch.version.hip else "cuda"
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libc10_{vendor}.so"))
+    function: Callable[..., int] = getattr(library, vendor + name)
+    return function
 
 
 class _CudaStream:

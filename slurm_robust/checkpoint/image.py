@@ -29,7 +29,7 @@ from typing import IO, NamedTuple
 import msgspec
 import xxhash
 
-from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
+from slurm_robust.checkpoint.chunks import CHUNK_BYTES, DeviceBytes, Piece, Staging, fill, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.model.copies import CheckpointId
@@ -53,6 +53,10 @@ _HEADER_AT = 64
 
 OnMap = Callable[[memoryview], Callable[[], None]]
 """Called when a file is mapped; what it returns is called before that mapping goes."""
+
+
+Target = memoryview | DeviceBytes | None
+"""Where the bytes of a tensor belong; None if they stay in the mapping."""
 
 
 class BufferInUse(Exception):
@@ -339,21 +343,22 @@ class Image:
         """Compare the sums of all data. Raises :class:`CorruptPart`."""
         self.fill([None] * len(self.tensors), threads)
 
-    def fill(self, targets: Sequence[memoryview | None], threads: int = 1) -> None:
+    def fill(self, targets: Sequence[Target], threads: int = 1, staging: Staging | None = None) -> None:
         """Verify all data, and put the bytes of each tensor of the table that has a target into it.
 
-        They are read past the mapping: there, getting the pages costs more than copying their content. Raises
-        :class:`CorruptPart`, when targets may hold damaged bytes already, or ``OSError``.
+        They are read past the mapping: there, getting the pages costs more than copying their content. Those
+        of GPUs get there through ``staging``. Raises :class:`CorruptPart`, when targets may hold a part of
+        the bytes already, ``OSError``, or ``RuntimeError`` if a GPU fails.
         """
-        sums = filled_sums(self._file, self._layout.data_at, self._pieces(targets), threads)
-        if sums != self._meta.sums:
-            bad = [i for i in range(0, len(sums), 8) if sums[i : i + 8] != self._meta.sums[i : i + 8]]
+        at, sums = self._layout.data_at, self._meta.sums
+        bad = fill(self._file, at, self._pieces(targets), sums, threads, staging)
+        if bad:
             raise CorruptPart(
-                f"{self.path} is damaged ({len(bad)} of {len(sums) // 8} chunks fail their checksum): "
+                f"{self.path} is damaged ({bad} of {len(sums) // 8} chunks fail their checksum): "
                 "remove it, then another copy is used; if this repeats, the node's memory is bad"
             )
 
-    def _pieces(self, targets: Sequence[memoryview | None]) -> Iterator[Piece]:
+    def _pieces(self, targets: Sequence[Target]) -> Iterator[Piece]:
         """Yield the data in their order: targets with the gaps behind them, and what stays in the mapping."""
         whole, total = memoryview(self._map), self._layout.total
         begin = at = self._layout.data_at

@@ -11,8 +11,9 @@ import torch
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint.gpus import Gpus
-from slurm_robust.checkpoint.image import Image
+from slurm_robust.checkpoint.image import Image, Target
 from slurm_robust.checkpoint.plain import map_tensors
+from slurm_robust.checkpoint.staging import GpuStaging
 from slurm_robust.checkpoint.state import Snapshot, Training, live_state, unwrapped
 
 Places = Mapping[int, torch.Tensor]
@@ -41,24 +42,29 @@ def places_for(stored: Snapshot, training: Training, gpus: Gpus) -> Places:
 def fill(image: Image, tensors: Sequence[torch.Tensor], places: Places, gpus: Gpus, threads: int = 1) -> None:
     """Put the data of an image, in which ``tensors`` lie, to their places, and verify all of them.
 
-    Those of this machine's memory are read to there; those of GPUs are copied when all is verified. Raises
-    :class:`~slurm_robust.checkpoint.errors.CorruptPart` or ``OSError``.
+    What belongs to a GPU is copied chunk by chunk, as soon as the chunk is verified. Raises
+    :class:`~slurm_robust.checkpoint.errors.CorruptPart`, ``OSError``, or ``RuntimeError`` if a GPU fails.
     """
     takers = [places.get(tensor.data_ptr()) for tensor in tensors]
-    there = [taker is not None and gpus.has(taker) for taker in takers]
-    views = [
-        None if one is None or on_gpu else bytes_of(one) for one, on_gpu in zip(takers, there, strict=True)
+    devices = {taker.device for taker in takers if taker is not None and gpus.has(taker)}
+    targets: list[Target] = [
+        None if taker is None else in_order(taker) if gpus.has(taker) else bytes_of(taker) for taker in takers
     ]
-    image.fill(views, threads)
-    for taker, tensor, on_gpu in zip(takers, tensors, there, strict=True):
-        if taker is not None and on_gpu:
-            taker.copy_(tensor)
+    if not devices:
+        image.fill(targets, threads)
+        return
+    with GpuStaging(gpus, devices, rooms=2 * threads) as staging:
+        image.fill(targets, threads, staging)
+
+
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor without gaps, in the order of its memory; shape [nbytes], uint8."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a tensor without gaps, in its own order."""
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    view: memoryview = flat.view(torch.uint8).numpy().data
+    """Return :func:`in_order` of a tensor in this machine's memory."""
+    view: memoryview = in_order(tensor).numpy().data
     return view
 
 

@@ -505,6 +505,8 @@ class Snapshotter:
         whole = False
         try:
             pending.copying.result()
+            if pending.events:
+                self._runtime.relax()
             for _, event in pending.events:
                 event.wait()
             pending.check()

@@ -653,6 +653,7 @@ static nvmlReturn_t value_of(nvmlDevice_t gpu, Field *field) {
 
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, Field *fields) {
     ENTER(gpu);
+    if (count < 1) return INVALID_ARGUMENT; /* as driver 580 does */
     for (int i = 0; i < count; i++) fields[i].result = value_of(gpu, &fields[i]);
     return SUCCESS;
 }

@@ -26,10 +26,12 @@ class _Event:
     happened: threading.Event = field(default_factory=threading.Event)
 
     def query(self) -> bool:
+        self.gpus.check_capture()
         return self.happened.is_set()
 
     def wait(self) -> None:
         self.gpus.calls["wait"] += 1
+        self.gpus.check_capture()
         assert self.happened.wait(_PATIENCE_S), "the device never gets there"
         if self.gpus.failure:
             raise RuntimeError(self.gpus.failure)
@@ -91,6 +93,8 @@ class LaggingGpus:
         self._memory: dict[int, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
         self._graph: list[_Work] | None = None
+        self._broken = False  # the capture that is under way
+        self._relaxed = threading.local()
         self._dice = random.Random(seed)
         self._changed = threading.Condition()
         self._held = self._closed = False
@@ -125,6 +129,10 @@ class LaggingGpus:
 
     def register(self, address: int, nbytes: int, device: torch.device) -> int:
         """See the protocol."""
+        try:
+            self.check_capture()
+        except RuntimeError:
+            return 900  # cudaErrorStreamCaptureUnsupported
         self.calls["register"] += 1
         self.registrars.add(threading.current_thread().name)
         assert address % PAGE == 0
@@ -136,8 +144,13 @@ class LaggingGpus:
         self._registered[address] = nbytes
         return 0
 
+    def relax(self) -> None:
+        """See the protocol."""
+        self._relaxed.yes = True
+
     def unregister(self, address: int) -> None:
         """See the protocol."""
+        self.check_capture()
         self.calls["unregister"] += 1
         del self._registered[address]
 
@@ -160,18 +173,29 @@ class LaggingGpus:
 
     @contextmanager
     def capture(self) -> Iterator[Callable[[], None]]:
-        """Put what is launched into a graph, instead of doing it; yield what replays it."""
+        """Put what is launched into a graph, instead of doing it; yield what replays it.
+
+        Raises ``RuntimeError`` in the end if :meth:`check_capture` has refused something meanwhile.
+        """
         graph: list[_Work] = []
 
         def replay() -> None:
             for work in graph:
                 self.enqueue(self._training, work)
 
-        self._graph = graph
+        self._graph, self._broken = graph, False
         try:
             yield replay
         finally:
             self._graph = None
+        if self._broken:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def check_capture(self) -> None:
+        """Refuse what a thread that is not relaxed asks while a graph is captured, which it breaks."""
+        if self._graph is not None and not getattr(self._relaxed, "yes", False):
+            self._broken = True
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def synchronize(self) -> None:
         """Wait until all is done that was enqueued."""
@@ -232,7 +256,9 @@ class LaggingGpus:
         if self._held:
             return []
         return [
-            s for s in self._streams if s.queue and (s.queue[0].after is None or s.queue[0].after.query())
+            s
+            for s in self._streams
+            if s.queue and (s.queue[0].after is None or s.queue[0].after.happened.is_set())
         ]
 
 

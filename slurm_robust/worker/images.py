@@ -27,7 +27,8 @@ from slurm_robust.worker.environment import WorkerEnvironment
 # How often to check whether the agent has fetched a part.
 POLL_S = 0.01
 
-_READ_THREADS = 2
+# The rank has nothing else to do meanwhile, and one thread sums up 5 to 7 GB/s (measured).
+_READ_THREADS = 4
 
 
 @dataclass(frozen=True)

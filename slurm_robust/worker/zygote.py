@@ -389,8 +389,9 @@ def main() -> None:
 
 _CUDA = "libcuda.so.1"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
-# Opened by cuInit and by HIP's runtime; NVML, which a fork survives, opens other files of the driver.
-_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+# Opened by HIP's runtime. NVIDIA's files say nothing: NVML, which a fork survives, opens nvidia-uvm too
+# (driver 580, measured).
+_HIP_DEVICE = "/dev/kfd"
 
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """If it is set, ``torch.cuda.is_available()`` asks NVML instead of starting the driver (PyTorch, notes on
@@ -399,7 +400,7 @@ CUDA).
 
 
 def has_started_driver() -> bool:
-    """Return whether this process has called ``cuInit``, or uses a GPU otherwise: no fork could then.
+    """Return whether this process has called ``cuInit``, or started HIP's runtime: no fork could then.
 
     torch's own flag does not show it: ``torch.cuda.is_available()`` and libraries that search for a device
     while they are imported call ``cuInit`` and leave it false.
@@ -408,9 +409,9 @@ def has_started_driver() -> bool:
         # Only if it is loaded: otherwise nothing has called it.
         cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD)
     except OSError:
-        return _uses_device()
-    count = ctypes.c_int()
-    return cuda.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED or _uses_device()
+        return _HIP_DEVICE in _descriptors()
+    error: int = cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return error != _NOT_INITIALIZED
 
 
 @contextmanager
@@ -424,10 +425,6 @@ def asking_nvml(environ: MutableMapping[str, str]) -> Iterator[None]:
         yield
     finally:
         environ.pop(ASK_NVML, None)
-
-
-def _uses_device() -> bool:
-    return any(target in _DEVICES for target in _descriptors())
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import mmap
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import pytest
 import torch
 
 from slurm_robust.checkpoint.gpus import GpuEvent, Gpus
@@ -150,6 +151,39 @@ class GpusContract:
             assert world.gpus.is_capturing()
             world.add(tensor, 1.0)
         assert not world.gpus.is_capturing()
+
+    @pytest.mark.parametrize("asked", ["register", "query", "wait"])
+    @pytest.mark.parametrize("relaxed", [True, False])
+    def test_a_relaxed_thread_leaves_a_capture_whole(
+        self, world: GpusWorld, asked: str, relaxed: bool
+    ) -> None:
+        """Another one breaks it, whatever it asks."""
+        memory, target = _memory()
+        tensor = world.tensor(0.0, 10)
+        event = world.gpus.training(world.device).record()
+        event.wait()
+        errors: list[object] = []
+
+        def beside() -> None:
+            if relaxed:
+                world.gpus.relax()
+            try:
+                if asked != "register":
+                    getattr(event, asked)()
+                elif error := world.gpus.register(target.data_ptr(), len(memory), world.device):
+                    errors.append(error)
+                else:
+                    world.gpus.unregister(target.data_ptr())
+            except RuntimeError as error:
+                errors.append(error)
+
+        with nullcontext() if relaxed else pytest.raises(RuntimeError, match="captur"), world.capture():
+            world.add(tensor, 1.0)
+            thread = threading.Thread(target=beside)
+            thread.start()
+            thread.join(60.0)
+            world.add(tensor, 1.0)
+        assert bool(errors) is not relaxed
 
 
 def _memory() -> tuple[mmap.mmap, torch.Tensor]:

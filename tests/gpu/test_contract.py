@@ -20,6 +20,9 @@ class CudaWorld:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
+        # What a kernel needs is loaded when it is launched first, for which the host waits.
+        occupy(1e-6)
+        self.add(self.tensor(0.0, 1), 1.0)
 
     def tensor(self, value: float, elements: int) -> torch.Tensor:
         return torch.full((elements,), value, device=self.device)

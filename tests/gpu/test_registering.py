@@ -57,7 +57,13 @@ def test_pieces_are_copied_to_at_the_rate_of_one(monkeypatch: pytest.MonkeyPatch
 def test_kernels_are_launched_while_another_thread_registers() -> None:
     mapped, x = memory(8 * GB), torch.ones(1000, device="cuda")
     undo = []
-    thread = threading.Thread(target=lambda: undo.append(pinned().pin(memoryview(mapped))))
+
+    def pin() -> None:
+        begun = time.perf_counter()
+        undo.append(pinned().pin(memoryview(mapped)))
+        print(f"registered at {(time.perf_counter() - begun) / 8:.2f} s/GB")
+
+    thread = threading.Thread(target=pin)
     thread.start()
     times = []
     while thread.is_alive():
@@ -66,5 +72,5 @@ def test_kernels_are_launched_while_another_thread_registers() -> None:
         times.append(time.perf_counter() - begun)
     torch.cuda.synchronize()
     print(f"launch: median {1e6 * statistics.median(times):.0f} us, worst {1e3 * max(times):.0f} ms")
-    assert max(times) < 10.0  # the floor of the rule for hangs is 14 s
+    assert max(times) < 1.0
     undo[0]()

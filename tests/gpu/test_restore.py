@@ -24,6 +24,29 @@ def folder() -> Iterator[MemoryFolder]:
         yield folder
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_large_state_is_put_back(folder: MemoryFolder, threads: int) -> None:
+    model, live = Unusual(100_000_000), Unusual(100_000_000)
+    training = OnCuda(folder, model)
+    training.optimizer.step()
+    training.take(7)
+    training.snapshotter.close()
+    path = folder.find(0, CheckpointId(generation=1, step=7))
+    assert path is not None
+    image = open_image(path)
+    tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
+    tree = unflatten(image.tree, tensors)
+    state = Snapshot(own=tree["own"], shared={}, rng=tree["rng"])
+    places = places_for(state, Training(entries={"model": live}), CUDA)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    fill(image, tensors, places, CUDA, threads)
+    torch.cuda.synchronize()
+    print(f"{threads} threads: {image.nbytes / 1e9 / (time.perf_counter() - begun):.1f} GB/s")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), live.parameters(), strict=True))
+    image.close()
+
+
 def stepped(model: Unusual) -> torch.optim.Optimizer:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for parameter in model.parameters():

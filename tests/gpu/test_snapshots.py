@@ -93,7 +93,7 @@ def test_the_thread_that_waits_for_a_copy_sleeps(folder: MemoryFolder) -> None:
 def test_a_captured_update_tears_no_image(folder: MemoryFolder, caplog: pytest.LogCaptureFixture) -> None:
     weight = nn.Parameter(torch.zeros(50_000_000, device="cuda"))
     weight.grad = torch.ones_like(weight)
-    optimizer = torch.optim.SGD([weight], lr=-1.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0, maximize=True)
     training = OnCuda(folder, nn.ParameterList([weight]), optimizer)
     training.ready()
     graph = torch.cuda.CUDAGraph()

@@ -261,9 +261,11 @@ def _link_errors(nvml: Nvml, handle: Any, states: Sequence[bool | None], fields:
     if totals:
         return sum(totals)
     links = [number for number, is_up in enumerate(states) if is_up is not None]
+    if not links:
+        return None  # NVML takes a question about nothing for a wrong one
     for family in _NVLINK_FAMILIES:
         # One link first: asking all of them for what this generation does not count is work for nothing.
-        if nvml.fields(handle, [(field, link) for link in links[:1] for field in family]):
+        if nvml.fields(handle, [(field, links[0]) for field in family]):
             return sum(nvml.fields(handle, [(field, link) for link in links for field in family]).values())
     return None
 

@@ -260,17 +260,52 @@ def test_what_lies_on_a_gpu_is_copied_to_there_and_nowhere_else(tmp_path: Path, 
         gpus.close()
 
 
-def test_a_damaged_image_reaches_no_gpu(tmp_path: Path) -> None:
+def test_all_sorts_of_tensors_get_to_a_gpu(tmp_path: Path) -> None:
+    """In the order of memory that they have there, and in one of the machine's memory what lies in that."""
+    gpus = LaggingGpus()
+    model, live = Mixed(), Mixed(seed=1)
+    before = {name: value.data_ptr() for name, value in live.state_dict().items()}
+    for name, tensor in live.state_dict().items():
+        if name not in ("mask", "short"):
+            gpus.adopt(tensor)
+    filled = restore(tmp_path / "i", {"model": model}, {"model": live}, gpus=gpus)
+    assert set(before) - filled == {"empty", "sliced"}
+    assert_same(tensors_of(model), tensors_of(live))
+    assert {name: value.data_ptr() for name, value in live.state_dict().items()} == before
+    assert gpus.registered() == {}
+    gpus.close()
+
+
+@pytest.mark.slow
+def test_chunks_that_are_whole_reach_a_gpu_and_a_damaged_one_does_not(tmp_path: Path) -> None:
+    gpus = LaggingGpus()
+    model = nn.ParameterList(torch.full((3_000_000,), 1.0) for _ in range(3))
+    live = nn.ParameterList(torch.full((3_000_000,), 2.0) for _ in range(3))
+    on_gpu(gpus, live)
+    path = tmp_path / "i"
+    image, mapped, state = stored(path, {"model": model})
+    with path.open("r+b") as file:
+        file.seek(image.nbytes - image.tensors[-1].nbytes - 4)  # the end of the model
+        file.write(b"\0\0\0\0")
+    with pytest.raises(CorruptPart, match="1 of 9 chunks"):
+        fill(image, mapped, places_for(state, Training(entries={"model": live}), gpus), gpus, 2)
+    *others, last = live
+    assert all(bool((one == 1.0).all()) for one in others)
+    assert sorted(last.unique().tolist()) == [1.0, 2.0]
+    assert float(last[-1]) == 2.0
+    assert gpus.registered() == {}
+    image.close()
+    gpus.close()
+
+
+def test_a_gpu_that_fails_ends_the_restore(tmp_path: Path) -> None:
+    """No thread waits for room that never becomes free."""
     gpus = LaggingGpus()
     model, live = nn.Linear(8, 8), nn.Linear(8, 8)
     on_gpu(gpus, live)
-    before = [tensor.clone() for tensor in tensors_of(live)]
-    image, mapped, state = stored(tmp_path / "i", {"model": model})
-    mapped[0].fill_(3.0)  # a private mapping: as if the file had been damaged
-    with pytest.raises(CorruptPart):
-        fill(image, mapped, places_for(state, Training(entries={"model": live}), gpus), gpus)
-    assert_same(before, tensors_of(live))
-    image.close()
+    gpus.failure = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        restore(tmp_path / "i", {"model": model}, {"model": live}, gpus=gpus)
     gpus.close()
 
 

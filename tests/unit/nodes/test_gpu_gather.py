@@ -70,7 +70,7 @@ def test_a_healthy_node_tells_everything(node: Reader) -> None:
         ({"recovery_action": None}, {"recovery": None}),
         ({"nvlink.5": 0}, {"links": (*(True,) * 5, False, *(True,) * 12)}),
         ({"nvlinks": 4, "error.nvmlDeviceGetNvLinkState": 3}, {"links": None}),
-        ({"nvlinks": None}, {"links": None}),
+        ({"nvlinks": None}, {"links": None, "link_errors": None, "errors": ()}),
         ({"nvlink_version": 3, "nvlink_replay": 3, "nvlink_recovery": 4}, {"link_errors": 7}),
         ({"nvlink_replay.5": 3, "nvlink_recovery.17": 4, "nvlink_crc.0": 2**33}, {"link_errors": 2**33 + 7}),
         ({"nvlink_version": 5, "nvlink_receive_errors.1": 2, "nvlink_recovery.17": 4}, {"link_errors": 6}),
