@@ -33,6 +33,7 @@ class HeartbeatState:
         self._answered = 0
         self._learned: tuple[int, tuple[str, ...]] = (0, ())  # with the heartbeat that first carries it
         self.address = self.data_address = ""
+        self.clique = self.block = self.imex = ""
         self.port = self.probe_port = 0
 
     def note(self, text: str) -> None:
@@ -105,6 +106,9 @@ class HeartbeatState:
             saved_ranks=news.saved_ranks,
             save_begun=news.save_begun,
             protocol=PROTOCOL,
+            clique=self.clique,
+            block=self.block,
+            imex=self.imex,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

@@ -19,6 +19,7 @@ from slurm_robust.agent.copies.flush import FlushRequest
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.deaths import DeathWatch, OomKills
+from slurm_robust.agent.fabric import FabricWatch, block_of
 from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch
 from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
@@ -138,10 +139,12 @@ class Agent:
         self._inspection = inspection
         self._liveness = liveness
         self._gpus = GpuWait()
+        self._fabric = FabricWatch(possible=self._gpus.possible)
         self._state = AgentState(kill_wait_s=spec.kill_wait_s, waits_for_gpus=lambda: self._gpus.possible)
         self._book = HeartbeatState(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
         self._book.data_address, self._book.probe_port = setup.data_address, liveness.port
+        self._book.block = block_of(os.environ)
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
         self._files: Executor[EpochRead | TailRead] = Executor("files")
@@ -209,6 +212,7 @@ class Agent:
         self._stacks.close()
         self._probes.close()
         self._gpus.end()
+        self._fabric.close()
         self._inspection.close()
         self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
         self._runtime.close()
@@ -229,6 +233,9 @@ class Agent:
             self._on_result(result)
         if (held := self._gpus.read()) is not None:
             self._take(GpusReported(held="" if held == FREE else held))
+        if (seen := self._fabric.read()) is not None:
+            self._book.clique, self._book.imex = seen
+            self._heartbeat_wanted = True
         answers: list[StacksTaken | NodesProbed] = [*self._stacks.finished(), *self._probes.finished()]
         for answer in answers:
             self._socket.send(answer)  # if it is lost, the question may come again
@@ -256,7 +263,7 @@ class Agent:
         for socket, flags in self._socket.pollers(writing=self._heartbeat_wanted):
             poller.register(socket, flags)
         sources = (self._wakeup, self._files, self._stacks, self._probes, self._launcher, self._inspection)
-        for source in (*sources, self._gpus):
+        for source in (*sources, self._gpus, self._fabric):
             if (descriptor := source.fileno()) >= 0:
                 poller.register(descriptor, zmq.POLLIN)
         poller.poll(max(0, int(1000 * self._patience(time.monotonic())) + 1))

@@ -165,12 +165,27 @@ class Core(Context):
             )
             if heartbeat.node in self.state.evicted:
                 self.record(ev.NodeReturned(t=now.wall, node=heartbeat.node))
+        self._see_fabric(heartbeat, now)
         for text in heartbeat.notes:
             self.note(text, heartbeat.node, now)
         self._answer(heartbeat, heartbeat.seq)
         self.learning.on_heartbeat(heartbeat, now)
         self.copies.on_heartbeat(heartbeat)
         self.departure.on_heartbeat(heartbeat, now)
+
+    def _see_fabric(self, heartbeat: msg.Heartbeat, now: Now) -> None:
+        """Write down what is new of how the node reaches others; what is not told stays as it was known."""
+        if not (heartbeat.clique or heartbeat.block or heartbeat.imex):
+            return
+        known = self.state.fabrics.get(heartbeat.node) or ev.FabricSeen(t=now.wall, node=heartbeat.node)
+        seen = structs.replace(
+            known,
+            clique=heartbeat.clique or known.clique,
+            block=heartbeat.block or known.block,
+            imex=heartbeat.imex or known.imex,
+        )
+        if seen != known:
+            self.record(structs.replace(seen, t=now.wall))
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
         """Take in that an agent has nothing new to report."""

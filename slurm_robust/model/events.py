@@ -183,6 +183,18 @@ class AgentJoined(Event):
     """The version of the messages that it speaks; 0 if it does not say."""
 
 
+class FabricSeen(Event):
+    """The agent of a node has told how the node's GPUs reach those of other nodes. Empty: not known."""
+
+    node: str
+    clique: str = ""
+    """NVLink clique, ``CLUSTER-UUID/ID``: GPUs of one clique reach each other over NVLink."""
+    block: str = ""
+    """Slurm's block that the node is in (topology/block)."""
+    imex: str = ""
+    """State of the IMEX daemon, by which processes on several nodes share memory of GPUs (``READY``)."""
+
+
 class GenerationLaunched(WorldEvent):
     """Launch orders were sent."""
 
@@ -618,6 +630,7 @@ AnyEvent: TypeAlias = (
     | ClockCompared
     | AllocationTaken
     | AgentJoined
+    | FabricSeen
     | GenerationLaunched
     | FirstStep
     | StartMeasured

@@ -77,6 +77,8 @@ class JobState(Record, dict=True):
     """The nodes of this run's allocation that were not given back."""
     joined: dict[str, ev.AgentJoined] = {}
     """The newest agent of each node in this run."""
+    fabrics: dict[str, ev.FabricSeen] = {}
+    """How the GPUs of each node reach those of others, as its agents of all runs have told."""
     incidents: int = 0
     """The number of the last incident, also while it is open."""
     allocated: float = 0.0
@@ -220,6 +222,11 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.AgentJoined, state: JobState) -> JobState:
     return msgspec.structs.replace(state, joined={**state.joined, event.node: event})
+
+
+@apply.register
+def _(event: ev.FabricSeen, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, fabrics={**state.fabrics, event.node: event})
 
 
 @apply.register

@@ -126,7 +126,9 @@ class SlurmClient(Protocol):
         ...
 
     def topology(self) -> tuple[Switch, ...]:
-        """Return the switches of topology/tree; ``()`` if the site declares none."""
+        """Return the switches of topology/tree or the blocks of topology/block; ``()`` if the site declares
+        none.
+        """
         ...
 
     def config(self) -> dict[str, str]:

@@ -146,6 +146,7 @@ def _job(item: Object) -> SlurmJob:
         least_nodes=_least_nodes(_string(item.get("tres_req_str"))),
         num_tasks=_integer(item.get("tasks")),
         tasks_per_node=_integer(item.get("tasks_per_node")),
+        segment=_integer(item.get("segment_size")),
         cpus_per_task=max(1, _integer(item.get("cpus_per_task"))),
         excluded_nodes=parse_names(_string(item.get("excluded_nodes")), functions=True),
         required_nodes=parse_names(_string(item.get("required_nodes")), functions=True),

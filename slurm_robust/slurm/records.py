@@ -173,6 +173,9 @@ class SlurmJob(Record):
     tasks_per_node: int = 0
     """What ``--ntasks-per-node`` asks for, else 0."""
 
+    segment: int = 0
+    """What ``--segment`` asks for (topology/block), 0 for none; Slurm shows it from 25.05 on."""
+
     cpus_per_task: int = 1
     excluded_nodes: tuple[str, ...] = ()
     """What ``--exclude`` asks for."""
@@ -393,9 +396,13 @@ class NodeEvent(Record):
 
 
 class Switch(Record):
-    """One switch of topology/tree."""
+    """One switch of topology/tree, or one block of topology/block."""
 
     name: str
     level: int
+    """0: a leaf switch, or a base block; blocks that join several are of level 1."""
+
     nodes: tuple[str, ...] = ()
-    """The nodes of a switch of level 0."""
+    """The nodes of a switch of level 0; those of a block of any level."""
+
+    is_block: bool = False

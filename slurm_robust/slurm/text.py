@@ -225,6 +225,7 @@ def parse_job(text: str, job_id: int | None = None) -> SlurmJob:
         least_nodes=_least_nodes(fields),
         num_tasks=_integer(fields, "NumTasks"),
         tasks_per_node=_integer(fields, "NtasksPerN:B:S:C"),
+        segment=_integer(fields, "SegmentSize"),
         cpus_per_task=max(1, _integer(fields, "CPUs/Task")),
         excluded_nodes=parse_names(fields.get("ExcNodeList", ""), functions=True),
         required_nodes=parse_names(fields.get("ReqNodeList", ""), functions=True),
@@ -316,20 +317,27 @@ def _reservation(fields: dict[str, str]) -> Reservation:
 
 
 def parse_topology(text: str) -> tuple[Switch, ...]:
-    """Output of ``scontrol show topology`` with topology/tree: one switch a line."""
-    found = []
-    for line in text.splitlines():
-        if not line.startswith("SwitchName="):
-            continue
-        fields = dict(_line_fields(line))
-        found.append(
-            Switch(
-                name=fields["SwitchName"],
-                level=_integer(fields, "Level"),
-                nodes=parse_names(fields.get("Nodes", "")),
-            )
-        )
-    return tuple(found)
+    """Output of ``scontrol show topology`` with topology/tree or topology/block: one switch or block a line.
+
+    Source: Slurm's src/plugins/topology/block/topology_block.c, _print_topo_record(), 23.11 to 26.05.
+    """
+    return tuple(
+        _switch(dict(_line_fields(line))) for line in text.splitlines() if line.startswith(_TOPOLOGY_LINES)
+    )
+
+
+_TOPOLOGY_LINES = ("SwitchName=", "BlockName=", "AggregatedBlock=")
+
+
+def _switch(fields: dict[str, str]) -> Switch:
+    aggregated = fields.get("AggregatedBlock")
+    name = fields.get("BlockName", aggregated)
+    return Switch(
+        name=fields["SwitchName"] if name is None else name,
+        level=int(aggregated is not None) if name is not None else _integer(fields, "Level"),
+        nodes=parse_names(fields.get("Nodes", "")),
+        is_block=name is not None,
+    )
 
 
 def parse_partitions(text: str) -> tuple[Terms, ...]:

@@ -81,6 +81,9 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
     save_begun: float = 0.0  # ``begun`` of the Save that saved and unsaved answer
     protocol: int = 0  # that the agent speaks (wire/protocol.py)
+    clique: str = ""  # NVLink clique of all of the node's GPUs; "" for none, or not known (yet)
+    block: str = ""  # Slurm's block that the node is in (topology/block), "" for none
+    imex: str = ""  # state of the node's IMEX daemon (READY); "" if none runs, or not known (yet)
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):

@@ -21,7 +21,8 @@ PCIE = "gpu.pcie"
 LINK_STATE = "NVLink state"
 """How the source of a finding about links that are up or down begins, whatever its text says."""
 
-_NOT_READY = ("not started", "in progress")
+NOT_READY = ("not started", "in progress")
+"""States of a fabric that is not set up, or not yet."""
 
 
 def judge_nvlink(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
@@ -71,7 +72,7 @@ def _fabric(view: GpuView, gpu: Gpu) -> Finding:
     about = partial(
         finding, NVLINK, gpu, value=gpu.fabric or "none", limit="completed", source="fabric state"
     )
-    if gpu.fabric in _NOT_READY:
+    if gpu.fabric in NOT_READY:
         since = _not_ready_since(view, gpu)
         minutes = int(view.at - since) // 60
         if view.at - since >= SETTLED_S:
@@ -104,7 +105,7 @@ def _not_ready_since(view: GpuView, gpu: Gpu) -> float:
     since = view.at - uptime if uptime is not None else min((one.at for one in samples), default=view.at)
     for sample in samples:
         known = twin(sample.facts, gpu)
-        if known is not None and known.fabric not in _NOT_READY:
+        if known is not None and known.fabric not in NOT_READY:
             since = max(since, sample.at)
     return since
 

@@ -18,6 +18,7 @@ from slurm_robust.nodes.gpus.facts import (
     Use,
     process,
 )
+from slurm_robust.nodes.gpus.links import NOT_READY
 from slurm_robust.nodes.gpus.nvml import Fields, Nvml, NvmlError
 
 T = TypeVar("T")
@@ -270,6 +271,29 @@ def _link_errors(nvml: Nvml, handle: Any, states: Sequence[bool | None], fields:
     return None
 
 
+def read_cliques(host: Host) -> tuple[frozenset[str], bool]:
+    """Return the NVLink cliques of this machine's GPUs, and whether the fabric of one is still being set
+    up.
+
+    Raises no error: GPUs that do not answer have no clique.
+    """
+    if not host.is_real:
+        return frozenset(), False
+    try:
+        nvml = Nvml()
+    except (OSError, ImportError, NvmlError):
+        return frozenset(), False
+    try:
+        handles = map(nvml.api.nvmlDeviceGetHandleByIndex, range(nvml.api.nvmlDeviceGetCount()))
+        found = [_fabric(nvml, handle) for handle in handles]
+    except nvml.api.NVMLError:
+        return frozenset(), False
+    finally:
+        nvml.close()
+    cliques = frozenset(one.get("clique", "") for one in found)
+    return cliques - {""}, any(one.get("fabric") in NOT_READY for one in found)
+
+
 def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
     make = getattr(nvml.api, "c_nvmlGpuFabricInfo_v2_t", None)
     if make is None:
@@ -280,7 +304,7 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
         or info.state not in _FABRIC
     ):
         return {}
-    if _FABRIC[info.state] != "completed":
+    if _FABRIC[info.state] in NOT_READY:
         return {"fabric": _FABRIC[info.state]}
     cluster = bytes(info.clusterUuid)
     return {

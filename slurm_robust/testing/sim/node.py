@@ -96,6 +96,8 @@ class SimNode:
         """Steps of which alone it can put nothing on storage, since that is full, as it says itself."""
         self.zygote_s: tuple[float, float] | None = None
         """Seconds from the start of a zygote here until it can fork workers; None: as everywhere."""
+        self.clique = self.block = self.imex = ""
+        """How its GPUs reach those of other nodes, as its agents tell; "" if they do not."""
         self.protocol = PROTOCOL
         """The version of the messages that its agents say they speak."""
         self.dying_s = 0.0
@@ -242,6 +244,7 @@ class SimAgent:
         self._book = HeartbeatState(node.name, agent, always_ready=False)
         self._book.address, self._book.data_address = node.address, node.data_address
         self._book.port, self._book.probe_port = FIRST_PORT, PROBE_PORT
+        self._book.clique, self._book.block, self._book.imex = node.clique, node.block, node.imex
         self._connected: int | None = None  # the epoch of a controller
         self._wanted, self._due = True, 0.0
         self._wakes_at = 0.0

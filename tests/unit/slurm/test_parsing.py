@@ -185,6 +185,28 @@ def test_switches_are_read_with_their_nodes() -> None:
     assert (leaf.level, leaf.nodes) == (0, ("n1", "n2"))
 
 
+def test_blocks_of_topology_block_are_read_with_their_nodes() -> None:
+    """As topology_block.c prints them; the aggregated ones come behind the base blocks."""
+    found = text.parse_topology(
+        "BlockName=rack1 BlockIndex=0 Nodes=n[01-18] BlockSize=18\n"
+        "BlockName=rack2 BlockIndex=1 Nodes=n[19-36] BlockSize=18\n"
+        "AggregatedBlock=rack[1-2] BlockIndex=2 Nodes=n[01-36] BlockSize=36\n"
+        "BlockName=empty BlockIndex=3 BlockSize=0\n"
+    )
+    assert [(one.name, one.level, len(one.nodes), one.is_block) for one in found] == [
+        ("rack1", 0, 18, True),
+        ("rack2", 0, 18, True),
+        ("rack[1-2]", 1, 36, True),
+        ("empty", 0, 0, True),
+    ]
+
+
+def test_the_segment_of_a_job_is_read_where_slurm_shows_it() -> None:
+    shown = "JobId=7 JobName=t\n   JobState=PENDING NumNodes=36-36\n"
+    assert text.parse_job(shown).segment == 0, "before 25.05, or without --segment"
+    assert text.parse_job(f"{shown}   SegmentSize=18 SpreadSegments=Yes\n").segment == 18
+
+
 def test_how_partitions_and_qos_are_preempted() -> None:
     """As 22.05 writes it, with fields left out."""
     partitions = (
