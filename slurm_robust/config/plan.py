@@ -20,7 +20,7 @@ from slurm_robust.util.ours import check_own_folder, read_ours
 class RunPlan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    ``cluster`` to ``required`` are as in :class:`~slurm_robust.model.events.RunStarted` and
+    ``cluster`` to ``segment`` are as in :class:`~slurm_robust.model.events.RunStarted` and
     ``AllocationTaken``.
     """
 
@@ -44,6 +44,9 @@ class RunPlan(Record):
     eligible: float | None = None
     gpus: int = 0
     required: tuple[str, ...] | None = None
+    segment: int = 0
+    blocks: dict[str, str] = {}
+    """Slurm's block of each node of the allocation, where it is topology/block's."""
     start: str = ""
     """This start of ``srobust run``; controllers of other hosts that take over serve the same one."""
     output: str = ""

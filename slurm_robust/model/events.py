@@ -169,6 +169,8 @@ class AllocationTaken(Event):
     """GPUs that the job holds on all nodes together; 0 also if that is not known."""
     required: tuple[str, ...] | None = None
     """That the job asks for by name, ``--nodelist`` and what a requeue has added to it; None if not known."""
+    segment: int = 0
+    """Nodes of each segment that the job asks for (``--segment``), 0 for none."""
 
 
 class AgentJoined(Event):

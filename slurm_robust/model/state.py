@@ -83,6 +83,8 @@ class JobState(Record, dict=True):
     """The number of the last incident, also while it is open."""
     allocated: float = 0.0
     """When this run of the Slurm job got its nodes."""
+    segment: int = 0
+    """Nodes of a segment of this run's allocation (``--segment``), 0 for none."""
     time_limit_s: float | None = None
     """How long it has them, None if not known."""
     gpus: int = 0
@@ -212,6 +214,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         allocated=event.t,
         time_limit_s=event.time_limit_s,
         gpus=event.gpus,
+        segment=event.segment,
         made_progress=False,
         requeueing=None,
         stop_ordered=None,

@@ -7,7 +7,8 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
+from types import MappingProxyType
 
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import (
@@ -25,6 +26,7 @@ from slurm_robust.model.incident import (
     is_final,
 )
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.cliques import domains, match, move_together, shares_cliques, spread
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.standbys import in_order, pair
 from slurm_robust.util.hostlist import fold
@@ -32,20 +34,33 @@ from slurm_robust.util.text import count, one_line, some_of
 
 
 def assign(
-    nodes: tuple[str, ...], slots: int, evicted: Container[str], before: tuple[str, ...] = ()
+    nodes: tuple[str, ...],
+    slots: int,
+    evicted: Container[str],
+    before: tuple[str, ...] = (),
+    where: Mapping[str, str] = MappingProxyType({}),
+    segment: int = 0,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the slots and spares from an allocation, in its order.
 
     A node that was in a slot ``before`` gets it again, because its memory holds the copies of these
-    ranks. One that this job has evicted is taken only when the slots cannot be filled without it, and
-    never counts as a spare.
+    ranks, and a node of the same NVLink domain (``where``) gets the slot of one that is gone. One that this
+    job has evicted is taken only when the slots cannot be filled without it, and never counts as a spare.
+    Without such nodes whole segments get slots, so that each domain has spares (:func:`~.cliques.spread`).
     """
     good = [n for n in nodes if n not in evicted]
     back = [n for n in before[:slots] if n in good]
-    free = [n for n in good if n not in back] + [n for n in nodes if n in evicted]
-    chosen = [n if n in back else "" for n in (*before[:slots], *[""] * (slots - len(before)))]
-    fill = iter(free)
-    filled = tuple(n or next(fill) for n in chosen)
+    if not back and len(good) >= slots:
+        filled = spread(good, slots, where, segment)
+        return filled, tuple(n for n in good if n not in filled)
+    free = [n for n in good if n not in back]
+    gone = [n for n in before[:slots] if n not in back]
+    chosen = match(gone, free, where, lambda node, other: 0) | {n: n for n in back}
+    left = [n for n in free if n not in chosen.values()] + [n for n in nodes if n in evicted]
+    fill = iter(left)
+    filled = tuple(
+        chosen[n] if n in chosen else next(fill) for n in (*before[:slots], *[""] * (slots - len(before)))
+    )
     return filled, tuple(n for n in good if n not in filled)
 
 
@@ -127,9 +142,13 @@ def _replace(
     places = sorted((node for node in nodes if node in state.world.slots), key=lambda node: node in cleared)
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):
-        pairs = pair(state, places, standbys, rules.leaves)
-        swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
-        taken = [f"{standby} takes the slot of {node}" for node, standby in pairs]
+        where = domains(state, rules.leaves)
+        moves = move_together(state, places, _fit(state, standbys), where)
+        moved = {node: standby for unit, taken, _ in moves for node, standby in zip(unit, taken, strict=True)}
+        others = [node for node in places if node not in moved]
+        pairs = pair(state, others, [one for one in standbys if one not in moved.values()], rules.leaves)
+        swaps = tuple(Replace(node=node, standby=standby) for node, standby in (*moved.items(), *pairs))
+        taken = [text for *_, text in moves] + [_takes(state, node, one, where) for node, one in pairs]
         kept = [f"{fold(stay)} passed a quick test and goes on"] if stay else []
         return (*swaps, Restart()), ", ".join((*taken, *kept)) or "no slot is touched"
     short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left{_unfit(state)}"
@@ -142,6 +161,20 @@ def _replace(
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
     without = f" without {fold(exclude)}" if exclude else ""
     return (Requeue(exclude=exclude, reason=short),), f"{short}: requeue{without}"
+
+
+def _fit(state: JobState, standbys: list[str]) -> list[str]:
+    """Return those of ``standbys`` that answer."""
+    return [node for node in standbys if node not in state.aside]
+
+
+def _takes(state: JobState, node: str, standby: str, where: Mapping[str, str]) -> str:
+    """Say that ``standby`` takes the slot of ``node``, and if NVLink does not reach it there."""
+    text = f"{standby} takes the slot of {node}"
+    old, new = where.get(node), where.get(standby)
+    if not shares_cliques(state) or old is None or new is None or old == new:
+        return text
+    return f"{text}, which is of another NVLink clique ({old}, not {new}): its groups go over the network"
 
 
 def _unfit(state: JobState) -> str:
@@ -192,12 +225,18 @@ def move_ranks(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tupl
     slots.
     """
     standbys = dict(pair(state, suspects, _heard(state, suspects), rules.leaves))
-    partners = iter([node for node in state.world.slots if node not in suspects])
+    partners = [node for node in state.world.slots if node not in suspects]
+    where = domains(state, rules.leaves) if shares_cliques(state) else {}
     moves: list[Replace | Swap] = []
     for node in suspects:
-        if (standby := standbys.get(node)) is not None:
+        near = [one for one in partners if where.get(one) == where.get(node)]
+        standby = standbys.get(node)
+        is_far = standby is not None and where.get(standby) != where.get(node)
+        if standby is not None and not (is_far and near):
             moves.append(Replace(node=node, standby=standby))
-        elif (partner := next(partners, None)) is not None:
+        elif partners:
+            partner = (near or partners)[0]
+            partners.remove(partner)
             moves.append(Swap(first=node, second=partner))
     texts = [
         f"{m.standby} takes the slot of {m.node}, which stands by"

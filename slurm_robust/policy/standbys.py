@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.cliques import domains, match
 
 SETTLED_S = 30.0
 """Training has made steps for this long before standbys rehearse: a job that fails immediately needs none."""
@@ -33,32 +34,37 @@ def pair(
 ) -> list[tuple[str, str]]:
     """Return each of ``nodes`` with the standby that takes its slot, until no standby is left.
 
-    ``standbys`` are in the order in which to take them. Among equal ones, a standby behind the leaf switch of
-    the node comes first: ``leaves`` has the leaf switch of each node, if it is known.
+    ``standbys`` are in the order in which to take them. Of those against which nothing speaks (they answer,
+    no test and no rehearsal failed), one of the node's NVLink domain comes first, then one that has
+    rehearsed, then one behind the node's leaf switch: ``leaves`` has that of each node, if it is known.
     """
-    preference, left, pairs = _preference(state), list(standbys), []
-    for node in nodes[: len(standbys)]:
-        equal = [standby for standby in left if preference(standby) == preference(left[0])]
+    preference, where = _preference(state), domains(state, leaves)
+    wanted, pairs = nodes[: len(standbys)], dict[str, str]()
+    in_use = frozenset(where[node] for node in state.world.slots if node in where)
+
+    def order(node: str, standby: str) -> tuple[int, bool]:
         leaf = leaves.get(node)
-        near = (standby for standby in equal if leaf is not None and leaves.get(standby) == leaf)
-        standby = next(near, left[0])
-        left.remove(standby)
-        pairs.append((node, standby))
-    return pairs
+        return preference(standby)[-1], leaf is None or leaves.get(standby) != leaf
+
+    for fitness in sorted({preference(standby)[:-1] for standby in standbys}):
+        equal = [standby for standby in standbys if preference(standby)[:-1] == fitness]
+        pairs |= match([node for node in wanted if node not in pairs], equal, where, order, in_use)
+    return [(node, pairs[node]) for node in wanted]
 
 
-def _preference(state: JobState) -> Callable[[str], tuple[bool, int, int]]:
-    """Return the key by which standbys are sorted before they are taken."""
+def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, int]]:
+    """Return the key by which standbys are sorted before they are taken; all but the last tells the fit."""
     alike, test_alike = failed_alike(state), tests_fail_alike(state)
 
-    def key(node: str) -> tuple[bool, int, int]:
+    def key(node: str) -> tuple[bool, int, bool, int]:
         known, test = state.standbys.get(node), state.standby_tests.get(node)
         stage = known.stage if known is not None else None
         if stage is StandbyStage.REHEARSAL_FAILED and alike:
             stage = None
         outcome = test.outcome if test is not None and not test_alike else Outcome.PASS
         rehearsed = _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
-        return node in state.aside, _TEST_ORDER.index(outcome), rehearsed
+        tested = _TEST_ORDER.index(outcome)
+        return node in state.aside, tested, stage is StandbyStage.REHEARSAL_FAILED, rehearsed
 
     return key
 

@@ -112,7 +112,8 @@ def run(
         if sized[0].text:
             say(sized[0].text)
         plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
-        plan = structs.replace(plan, training=training, continued=continued)
+        blocks, segment = preflight.placement(slurm, allocation, job, os.environ)
+        plan = structs.replace(plan, training=training, continued=continued, blocks=blocks, segment=segment)
         save_plan(directory, plan)
         if job is not None:  # else Slurm does not answer now
             for text in slurm_times(slurm, config, allocation):

@@ -22,10 +22,13 @@ from slurm_robust.model.journal import fold, minute, read
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.resharding import Sizes, fitting_nodes, sizes_of
+from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
+from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Allocation, SlurmJob
+from slurm_robust.slurm.values import parse_number
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
@@ -270,6 +273,24 @@ def make_plan(
         output=_own_output(),
         start=secrets.token_hex(8),
     )
+
+
+def placement(
+    slurm: SlurmClient, allocation: Allocation, job: SlurmJob | None, environ: Mapping[str, str]
+) -> tuple[dict[str, str], int]:
+    """Return Slurm's block of each node, and the size of the job's segments; nothing without topology/block.
+
+    ``job``: Slurm's view of it. What Slurm does not say now is not known: slots are then in its order.
+    """
+    try:
+        blocks = [one for one in slurm.topology() if one.is_block and not one.level]
+        found = {node: one.name for one in blocks for node in one.nodes if node in allocation.nodes}
+        if not found or job is None or job.segment:
+            return found, job.segment if job is not None else 0
+        given = options.of_submission(slurm.submission(allocation.job_id), environ).given
+        return found, parse_number(given.get("segment", "")) or 0
+    except (SlurmError, CommandTimeout, OSError):
+        return {}, 0
 
 
 def _own_output() -> str:

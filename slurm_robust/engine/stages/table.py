@@ -32,6 +32,7 @@ from slurm_robust.engine.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.cliques import domains
 from slurm_robust.policy.replacement import assign
 
 # Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
@@ -96,7 +97,8 @@ def _new_run(state: JobState, plan: RunPlan, now: float) -> list[ev.AnyEvent]:
         # storage and the nodes that came back have reported what they have.
         reason = "the run of the Slurm job ended"
         news.append(ev.GenerationEnded(t=now, generation=state.world.generation, reason=reason, pending=True))
-    slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.world.slots)
+    where = domains(state, blocks=plan.blocks)
+    slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.world.slots, where, plan.segment)
     for node in slots:
         if node in state.evicted:
             text = f"{node} was evicted before and is used again: the allocation has no other node"
@@ -112,6 +114,7 @@ def _new_run(state: JobState, plan: RunPlan, now: float) -> list[ev.AnyEvent]:
         queued_s=plan.queued_s,
         eligible=plan.eligible,
         required=plan.required,
+        segment=plan.segment,
         gpus=plan.gpus,
     )
     return [*news, taken]
