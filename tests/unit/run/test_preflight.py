@@ -27,8 +27,9 @@ from slurm_robust.policy.replacement import assign
 from slurm_robust.policy.resharding import Sizes
 from slurm_robust.run import preflight
 from slurm_robust.run.command import slurm_times
-from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.epochs import take_epoch
@@ -519,3 +520,27 @@ def test_the_jobs_own_slurm_is_asked() -> None:
     none = Allocation(job_id=1, nodes=("n1", "n2"), gpus_per_node={"n1": 0, "n2": 0})
     assert len(slurm_times(FakeSlurm(), JobConfig(), gpus)) == 1
     assert slurm_times(FakeSlurm(), JobConfig(), none) == ()
+
+
+RACKS = (
+    Switch(name="rack1", level=0, nodes=("n1", "n2", "n8"), is_block=True),
+    Switch(name="rack2", level=0, nodes=("n3",), is_block=True),
+    Switch(name="rack[1-2]", level=1, nodes=("n1", "n2", "n3", "n8"), is_block=True),
+)
+
+
+def test_blocks_and_segments_of_the_allocation_are_found_where_slurm_has_blocks() -> None:
+    cluster = FakeCluster(["n1", "n2", "n3"])
+    slurm = FakeSlurm(cluster)
+    job_id = slurm.submit(SubmitRequest(command=("true",), nodes=3, options=("--segment=3",)))
+    job, allocation = slurm.job(job_id), slurm.allocation(job_id)
+    assert preflight.placement(slurm, allocation, job, {}) == ({}, 0), "no topology/block"
+    cluster.switches = RACKS
+    blocks = {"n1": "rack1", "n2": "rack1", "n3": "rack2"}
+    assert preflight.placement(slurm, allocation, structs.replace(job, segment=3), {}) == (blocks, 3)
+    assert preflight.placement(slurm, allocation, job, {}) == (blocks, 3), (
+        "before 25.05 sbatch's options say it"
+    )
+    assert preflight.placement(slurm, allocation, None, {}) == (blocks, 0)
+    cluster.unreachable = True
+    assert preflight.placement(slurm, allocation, job, {}) == ({}, 0)
