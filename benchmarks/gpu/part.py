@@ -22,12 +22,20 @@ class Part:
 
 
 PARTS = (
+    Part("recorder", "hang", 45, "the flight recorder of a rank that hangs, with timing and without"),
+    Part("stacks", "hang", 35, "py-spy and the signal on a rank that waits for its GPU"),
     Part(
-        "recorder", "hang", 60, "what the flight recorder says of a rank that hangs, with timing and without"
+        "registering",
+        "memory",
+        45,
+        "registering: pages there or not, size of pieces, kernels beside it",
+        True,
     ),
-    Part(
-        "stacks", "hang", 40, "what py-spy and the signal show of a rank that waits for its GPU, and how soon"
-    ),
+    Part("rates", "memory", 35, "copies from and to the GPU, registered and not; reserving, giving back"),
+    Part("sums", "memory", 20, "sums by threads, alone and beside copies"),
+    Part("keep_up", "snapshots", 80, "a snapshot in each of steps that are shorter than copy and sums"),
+    Part("capture", "snapshots", 40, "whether our threads break a graph that the training captures", True),
+    Part("kill", "killed", 75, "SIGKILL with memory registered: gone, free, and what the next worker meets"),
 )
 
 WHOLE_S = 470.0
