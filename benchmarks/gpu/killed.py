@@ -1,13 +1,14 @@
 """SIGKILL of a worker with a GPU: when it is gone, when its memory is free, what the next one meets.
 
-The workers are forked from a zygote, as under ``srobust run``. Beside the kill NVML is asked all the time, and the
-agent's inspector looks.
+The workers are forked from a zygote, as under ``srobust run``. Beside the kill NVML is asked all the time,
+and the agent's inspector looks.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -167,8 +168,9 @@ def _kill(bench: Bench, zygote: _Zygote, registered_gb: float, *, waits: bool) -
     room = ("--device-gb", device_gb)
     amounts = ("--registered-gb", registered_gb, *room, "--place", place, "--mark", mark)
     pid = zygote.fork(place, "benchmarks.gpu.holding", *amounts)
-    common.wait_for(mark.exists, _READY_S, f"the worker is not ready, {place / '1.err'}")
-    facts = json.loads(mark.read_text())
+    common.wait_for(lambda: mark.exists() or _is_over(pid), _READY_S, "the worker is not ready")
+    if not mark.exists():
+        raise common.BenchmarkFailed("the worker has ended" + common.tail(next(iter(place.glob("*.err")))))
     watches = () if bench.cpu else (_Nvml(pid), _Looks())
     for thread in watches:
         thread.start()
@@ -176,9 +178,7 @@ def _kill(bench: Bench, zygote: _Zygote, registered_gb: float, *, waits: bool) -
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     deaths, still_s = DeathWatch(), 0.0
-    while (
-        (process := proc.read_process(pid)) and process.state != "Z" and time.monotonic() - killed < _GONE_S
-    ):
+    while not _is_over(pid) and time.monotonic() - killed < _GONE_S:
         still_s = max(still_s, deaths.still_s([pid], time.monotonic()) or 0.0)
         time.sleep(0.02)
     exited = zygote.expect(Exited, _GONE_S)
@@ -190,37 +190,44 @@ def _kill(bench: Bench, zygote: _Zygote, registered_gb: float, *, waits: bool) -
     ended = zygote.expect(Exited, _GONE_S)
     done = time.monotonic()
     zygote.launcher.sweep()
-    for thread in watches:
-        thread.over.set()
-        thread.join(10)
-    (place / "own-0").exists() and [path.unlink() for path in place.glob("own-*")]
-    facts_of_watches: dict[str, object] = {}
-    if watches:
-        nvml, looks = watches
-        facts_of_watches = {
-            "unlisted_s": nvml.unlisted_at - killed if nvml.unlisted_at else None,
-            "gpu_free_s": nvml.free_at - killed if nvml.free_at else None,
-            "nvml_worst_s": nvml.worst_s,
-            "look_worst_s": looks.worst_s,
-            "look_stuck_in": sorted(looks.stuck),
-        }
     bench.tell(
         "kill",
         registered_gb=registered_gb,
         device_gb=device_gb,
         waits=waits,
-        worker=facts,
+        worker=json.loads(mark.read_text()),
         exited_s=exited.ended - killed,
         reported_s=reported - killed,
         still_worst_s=still_s,
-        **facts_of_watches,
+        **_seen(watches, killed),
         agent_waits=held,
         forked_s=forked - killed,
         next_done_s=done - killed,
-        next_worker=json.loads(said.read_text())
-        if said.exists()
-        else f"code {ended.code}, signal {ended.signal}",
+        next_worker=json.loads(said.read_text()) if said.exists() else str(ended),
     )
+    shutil.rmtree(place)
+
+
+def _seen(watches: tuple[()] | tuple[_Nvml, _Looks], killed: float) -> dict[str, object]:
+    """What the two saw from the kill on, when they are over."""
+    for thread in watches:
+        thread.over.set()
+        thread.join(10)
+    if not watches:
+        return {}
+    nvml, looks = watches
+    return {
+        "unlisted_s": nvml.unlisted_at - killed if nvml.unlisted_at else None,
+        "gpu_free_s": nvml.free_at - killed if nvml.free_at else None,
+        "nvml_worst_s": nvml.worst_s,
+        "look_worst_s": looks.worst_s,
+        "look_stuck_in": sorted(looks.stuck),
+    }
+
+
+def _is_over(pid: int) -> bool:
+    process = proc.read_process(pid)
+    return process is None or process.state == "Z"
 
 
 def _wait_as_the_agent(pid: int, killed: float) -> list[str]:
