@@ -11,7 +11,10 @@ text, else it replaces the generated part. Another page is another line of :data
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
+import io
+import json
 import re
 import sys
 import types
@@ -21,6 +24,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from slurm_robust.cli.main import main as srobust
 from slurm_robust.cli.main import make_parser
 from slurm_robust.config.reader import as_json, default_of
 from slurm_robust.config.reference import PAGES as CONFIGURATION
@@ -287,6 +291,65 @@ def code(text: str) -> str:
     return text.replace("``", "`")
 
 
+# -- snapshots of usual jobs --------------------------------------------------------------------------------
+
+USUAL_JOBS = (
+    "--params 7e9 --layout 2x8 --node-memory 2T",
+    "--params 70e9 --layout 2x8 --node-memory 2T",
+    "--params 70e9 --layout 2x8 --node-memory 2T --shm 1900G",
+    "--params 70e9 --layout 16x8 --node-memory 2T",
+    "--params 70e9 --layout 128x8 --node-memory 2T",
+    "--params 405e9 --layout 16x8 --node-memory 2T --bytes-per-param 14",
+    "--params 405e9 --layout 128x8 --node-memory 2T --bytes-per-param 14",
+    "--params 405e9 --layout 128x8 --node-memory 2T --bytes-per-param 14 --link 400G",
+    "--params 405e9 --layout 144x4 --node-memory 960G --bytes-per-param 14",
+)
+"""Options of ``srobust checkpoint plan``: 7B to 405B on 2 to 144 nodes, the last row of GB200."""
+
+
+def checkpoint_plan(page: str) -> str:
+    """docs/checkpoint-plan.md with the table of usual jobs, as the command says."""
+    rows = [snapshot_row(job) for job in USUAL_JOBS]
+    head = (
+        "options",
+        "a rank, a node (GB)",
+        "kept: own + peer's",
+        "their memory (GB)",
+        "copy (s)",
+        "checksums; idle CPUs (s)",
+        "to the peer (s)",
+        "restore; on a new node (s)",
+        "registered (GB); end (s)",
+    )
+    return with_part(page, "\n".join(table(head, rows)))
+
+
+def snapshot_row(options: str) -> tuple[str, ...]:
+    """What ``srobust checkpoint plan`` says of one job."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        srobust(["checkpoint", "plan", *options.split(), "--json"])
+    of = json.loads(out.getvalue())
+
+    def gb(name: str) -> str:
+        return f"{float(f'{of[name] / 1e9:.3g}'):g}"
+
+    def s(name: str) -> str:
+        return "-" if of[name] is None else f"{float(f'{of[name]:.2g}'):g}"
+
+    return (
+        f"`{options}`",
+        f"{gb('rank_bytes')}, {gb('node_bytes')}",
+        f"{of['own_buffers']} + {of['peer_buffers']}",
+        gb("buffer_bytes"),
+        s("copy_s"),
+        f"{s('sums_s')}; {s('sums_idle_s')}",
+        s("peer_s"),
+        f"{s('restore_s')}; {s('fetch_s')}",
+        f"{gb('registered_bytes')}; {s('die_s')}",
+    )
+
+
 # -- all pages -----------------------------------------------------------------------------------------------
 
 
@@ -296,6 +359,7 @@ def configuration(name: str) -> Generator:
 
 
 PAGES: dict[str, Generator] = {
+    "checkpoint-plan.md": checkpoint_plan,
     "exit-codes.md": exit_codes,
     "reference/cli.md": cli,
     "reference/journal-events.md": journal_events,

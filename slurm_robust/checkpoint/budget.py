@@ -60,7 +60,7 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
     ladder = _LADDER if nodes > 1 else _ALONE
 
     def need(rung: tuple[int, int]) -> int:
-        return ranks * own * sum(rung) + shared * rung[0]
+        return buffer_bytes(*rung, own=own, shared=shared, ranks=ranks)
 
     tightest = min(rooms, key=_usable)
     chosen = next(rung for rung in ladder if not rung[0] or need(rung) <= _usable(tightest))
@@ -73,6 +73,11 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
             "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
         )
     return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
+
+
+def buffer_bytes(own_buffers: int, peer_buffers: int, *, own: int, shared: int, ranks: int) -> int:
+    """Return the memory that a node needs for so many buffers of each part; see :func:`plan`."""
+    return ranks * own * (own_buffers + peer_buffers) + shared * own_buffers
 
 
 def gather(

@@ -1,13 +1,23 @@
-"""``srobust checkpoint``: lists, verifies, exports and removes the checkpoints of a job or a training."""
+"""``srobust checkpoint``: the checkpoints of a job or a training, and a plan for one to come."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, add_command, add_group, whole_number
-from slurm_robust.inventory import listing, removing
+from slurm_robust.cli.parsing import (
+    Commands,
+    UsageError,
+    add_command,
+    add_group,
+    memory_size,
+    number,
+    whole_number,
+)
+from slurm_robust.inventory import listing, planning, removing
+from slurm_robust.inventory.planning import PlannedTraining
 from slurm_robust.inventory.removing import RemovalOptions
 
 
@@ -61,6 +71,123 @@ def register(commands: Commands) -> None:
         help="how many stay (default: checkpoint.keep of the job)",
     )
     _add_consent(prune)
+
+    _register_plan(parts)
+
+
+def _register_plan(parts: Commands) -> None:
+    text = "say how many snapshots would fit into the nodes' memory, and how long each takes"
+    plan = add_command(
+        parts,
+        "plan",
+        _plan,
+        text,
+        more="For a training that need not exist; asks nobody. The seconds follow from measured rates.",
+        epilog="Exit codes: 0 snapshots fit, 1 none does. "
+        "Example: srobust checkpoint plan --params 70e9 --layout 16x8 --node-memory 2T",
+        json=True,
+    )
+    plan.add_argument(
+        "--params", metavar="N", type=_parameters, required=True, help="parameters of the model: 70e9 or 70B"
+    )
+    plan.add_argument(
+        "--layout",
+        metavar="NODESxGPUS",
+        type=_layout,
+        required=True,
+        help="nodes, and GPUs of each: 16x8; whether tensors, layers or data are parallel does not matter",
+    )
+    plan.add_argument(
+        "--node-memory",
+        metavar="SIZE",
+        type=memory_size,
+        required=True,
+        help="memory of a node, without that of its GPUs, in Slurm's units: 2T, 960G",
+    )
+    plan.add_argument(
+        "--shm",
+        metavar="SIZE",
+        type=memory_size,
+        help="size of /dev/shm (default: half of the memory, as Linux has it)",
+    )
+    plan.add_argument(
+        "--bytes-per-param",
+        metavar="N",
+        type=number(above=True),
+        default=planning.BYTES_PER_PARAM,
+        help="bytes of state for each parameter (default: %(default)g, FSDP2 with AdamW in float32; "
+        "14 with bfloat16 weights beside it)",
+    )
+    plan.add_argument(
+        "--replicas",
+        metavar="N",
+        type=whole_number(1),
+        default=1,
+        help="whole states that all ranks have together (default: 1, all is sharded; HSDP: its replicas; "
+        "DistributedDataParallel: the number of ranks)",
+    )
+    plan.add_argument(
+        "--link",
+        metavar="SPEED",
+        type=_speed,
+        default=planning.LINK,
+        help="what the interface carries that copies to peers take: 25G is 25 Gbit/s (default: 25G)",
+    )
+
+
+def _plan(args: argparse.Namespace) -> int:
+    nodes, gpus = args.layout
+    if nodes * gpus % args.replicas:
+        raise UsageError(
+            f"--replicas {args.replicas} does not divide the {nodes * gpus} ranks of {nodes}x{gpus}",
+            fix="give the number of whole states that the ranks have together, 1 if all is sharded",
+        )
+    training = PlannedTraining(
+        params=args.params,
+        nodes=nodes,
+        gpus=gpus,
+        node_memory=args.node_memory,
+        shm=args.shm or args.node_memory // 2,
+        bytes_per_param=args.bytes_per_param,
+        replicas=args.replicas,
+        link=args.link,
+    )
+    return planning.plan_main(training, json=args.json)
+
+
+_POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_MAX_PARAMETERS = 1e15
+
+
+def _parameters(text: str) -> float:
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]{1,2})?)([KMBT]?)", text, re.IGNORECASE | re.ASCII)
+    try:
+        value = float(match[1]) * _POWERS[match[2].upper()] if match else 0.0
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= _MAX_PARAMETERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters such as 70e9 or 70B")
+    return value
+
+
+def _layout(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,2})", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a layout such as 16x8: nodes, an x, GPUs of each node"
+        )
+    return int(match[1]), int(match[2])
+
+
+def _speed(text: str) -> float:
+    match = re.fullmatch(r"([0-9.]+)([MGT])(?:b|bit|bps|b/s|bit/s)?", text, re.ASCII)
+    try:
+        value = float(match[1]) * _POWERS[match[2]] / 8 if match else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed such as 25G, in bits per second")
+    return value
 
 
 def _add_consent(parser: argparse.ArgumentParser) -> None:

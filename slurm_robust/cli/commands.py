@@ -20,7 +20,7 @@ HELP = {
     "drill": "break a worker of your own running job, to see that the job recovers",
     "classify": "explain from logs what failed, what is to blame and what to do",
     "trace": "show the life of a job as spans: starts and their phases, training, incidents and recoveries",
-    "checkpoint": "list, verify, export and remove the checkpoints of a job or a training",
+    "checkpoint": "list, verify, export and remove the checkpoints of a job or a training, or plan them",
     "notify": "show the channels of a job's notifications, and send a test message through every channel",
     "replay": "find a node that computes wrongly by training in small groups of nodes",
     "fleet": "show how all jobs of the site fare: ETTR, failure rates, what time was lost to, "

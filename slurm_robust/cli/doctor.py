@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, Parser, UsageError, add_command, whole_number
+from slurm_robust.cli.parsing import Commands, Parser, UsageError, add_command, memory_size, whole_number
 from slurm_robust.cli.settings import add_config_options, settings_of
 from slurm_robust.cli.training_command import add_run, checked
 from slurm_robust.cli.words import parse, split_command, width
@@ -20,7 +20,6 @@ from slurm_robust.doctor.gather import DoctorRequest
 from slurm_robust.doctor.main import main, saved_s
 from slurm_robust.doctor.script import expands, read, run_of, unquoted
 from slurm_robust.model.errors import SrobustError
-from slurm_robust.slurm.values import parse_memory
 from slurm_robust.util.text import count, without_urls
 
 
@@ -46,20 +45,13 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--state",
         metavar="SIZE",
-        type=_size,
+        type=memory_size,
         help="size of what the ranks of one node save in each step (40G): will snapshots fit?",
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also list what is good or unknown, and all sources"
     )
     add_config_options(parser)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_memory(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.slurm.values import parse_memory
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
@@ -16,6 +17,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 _MAX_NUMBER = 1e9
 """No option takes more; dates do not reach further."""
+
+_MAX_SIZE = 2**60  # bytes
 
 
 class UsageError(SrobustError):
@@ -65,6 +68,17 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def memory_size(text: str) -> int:
+    """Return the type of an option for a size of memory in bytes, given in Slurm's units."""
+    try:
+        size = parse_memory(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not 0 < size < _MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 40G")
+    return size
 
 
 def hostlist(text: str) -> tuple[str, ...]:

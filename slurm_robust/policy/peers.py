@@ -18,6 +18,12 @@ from functools import lru_cache
 
 from slurm_robust.model.layout import ParallelLayout
 
+PEER_SHARE = 0.25
+"""The share of what an interface can carry that copies to peers take, unless configured (``peer_mb_s``).
+
+Heartbeats, Slurm and often the shared storage share it with the copies.
+"""
+
 
 def peer_slots(layout: ParallelLayout, switches: Sequence[str] = ()) -> tuple[int, ...]:
     """Return for each slot the slot whose node keeps the copies of its ranks; empty for a single slot.

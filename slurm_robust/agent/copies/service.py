@@ -27,16 +27,12 @@ from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.policy.peers import PEER_SHARE
 from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
 from slurm_robust.wire.network import bind_free, interface_of, speed_of
-
-PEER_SHARE = 0.25
-"""The share of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the
-copies.
-"""
 
 
 class CopyNews(Record):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.copies.service import PEER_SHARE
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.policy.peers import PEER_SHARE
 from slurm_robust.wire.network import NoAddress, address_in, interface_of, speed_of
 from tests.unit.agent.copy_nodes import MIB, MakeNode, keys_in
 from tests.waiting import wait_for

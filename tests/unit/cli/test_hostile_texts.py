@@ -401,6 +401,8 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["classify", text], ["nodes", text], ["diagnose", "--tests", text], ["replay", text],
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
+        ["checkpoint", "plan", "--layout", "2x8", "--params", "7B", "--node-memory", text],
+        ["checkpoint", "plan", "--layout", text, "--params", text, "--node-memory", "2T", "--link", text],
         ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],
         ["spares", "remove", "--name", text], ["fleet", "--index", text], ["fleet", "--since", text],
         ["incidents", "--all", "--node", text], ["admin", "fleet", "collect", "--spool", text],
