@@ -365,7 +365,8 @@ class MemoryLimits(Section):
     """Memory, processes and load."""
 
     min_total_mb: Count | None = None
-    """Minimum memory of the node. ``null``: as in the baseline."""
+    """Minimum memory of the node, with that of GPUs where the kernel counts it. ``null``: as in the baseline,
+    without."""
 
     max_missing_share: Share = 0.03
     """Share of the baseline's memory that may be missing. A failed module takes more."""

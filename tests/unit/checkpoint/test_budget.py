@@ -202,4 +202,4 @@ def test_half_of_all_memory_is_half_of_the_hosts(total: int, expected: int) -> N
     found = of_host(room(total - 10, total=total), HOST)
     assert (found.total, found.free) == (expected * GB, (expected - 10) * GB)
     # Where all memory is the host's, nothing changes.
-    assert of_host(room(490), HostMemory(980 * GB, 900 * GB, 0)) == room(490)
+    assert of_host(room(494), HostMemory(980 * GB, 900 * GB, 0)) == room(494)

@@ -41,17 +41,17 @@ def test_memory_that_is_not_reported_is_an_error(tmp_path: Path) -> None:
         memory.gather(plant(tmp_path, {"/proc/meminfo": "MemTotal: 7 kB"}), CONFIG)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "outcome"),
-    [
-        ("gb200", "gb200-cdmm", Outcome.PASS),  # its driver is not loaded yet, or in the other mode
-        ("gb200-cdmm", "gb200", Outcome.PASS),
-        ("gb200", "gh200", Outcome.FAIL),  # one of two Graces is gone
-    ],
-)
-def test_memory_of_gpus_comes_and_goes(before: str, now: str, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("before", "now"), [("gb200", "gb200-cdmm"), ("gb200-cdmm", "gb200")])
+def test_memory_of_gpus_comes_and_goes(before: str, now: str) -> None:
+    """Their driver is not loaded yet, or in the other mode."""
     baseline, facts = (memory.gather(Host(MACHINES / name), CONFIG) for name in (before, now))
-    assert only(memory.judge_size(view(facts, baseline=baseline), CONFIG)).outcome is outcome
+    assert only(memory.judge_size(view(facts, baseline=baseline), CONFIG)).outcome is Outcome.PASS
+
+
+def test_memory_of_gpus_hides_no_module_that_is_gone() -> None:
+    facts = memory.gather(Host(MACHINES / "gb200"), CONFIG)
+    less = msgspec.structs.replace(facts, total=facts.total - 489795)  # one Grace
+    assert only(memory.judge_size(view(less, baseline=facts), CONFIG)).outcome is Outcome.FAIL
 
 
 def test_a_baseline_of_a_release_that_counted_memory_of_gpus_still_fits() -> None:

@@ -75,10 +75,17 @@ def test_a_machine_whose_nodes_say_nothing_counts_all_memory(tmp_path: Path) -> 
     found = read_memory(proc, tmp_path)
     assert found is not None
     assert (found.total, found.elsewhere) == ((489935 + 489795 + 4 * 188416) * MB, 0)
-    (tmp_path / "has_memory").write_text("1\n")
-    (tmp_path / "has_cpu").write_text("0\n")  # all CPUs on a node without memory: a virtual machine
-    assert read_memory(proc, tmp_path) == found
     assert read_memory(tmp_path, tmp_path) is None
+
+
+def test_where_no_node_with_cpus_has_memory_all_of_it_counts(tmp_path: Path) -> None:
+    """A virtual machine whose CPUs are at one node and whose memory is at the other."""
+    machine = shutil.copytree(MACHINES / "gh200", tmp_path / "machine")
+    (machine / NODES / "has_memory").write_text("1\n")
+    assert without_cpus(machine / NODES) == frozenset()
+    found = read_memory(machine / "proc", machine / NODES)
+    assert found is not None
+    assert (found.total, found.elsewhere) == ((490037 + 97280) * MB, 0)
 
 
 # -- the real kernel --------------------------------------------------------------------------------
