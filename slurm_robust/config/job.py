@@ -417,6 +417,12 @@ class CompanionConfig(Section):
     wait_s: Seconds = 30.0
     """Cancel a companion that has not started after this time, and go on without it. Training waits."""
 
+    without_nvlink: bool = False
+    """Where the job's nodes share an NVLink clique (a rack of GB200 or GB300), take also a lent node that
+    NVLink does not reach: one of another clique, or any where Slurm gives each job an IMEX channel of its own
+    (``SwitchType=switch/nvidia_imex``). Off, because a script that shares memory of GPUs between nodes fails
+    there at its start, and groups that NVLink joined are slow. Set it if NVLink is used within nodes only."""
+
     sbatch: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["--constraint=h200"]])] = ()
     """Options of ``sbatch`` for companions, besides the account, partition and QOS of the job."""
 

@@ -99,7 +99,11 @@ def allocation_answers(requeuer: Requeuer, shrinker: Shrinker, borrower: Borrowe
         def submitted(job_id: int, source: CompanionPool) -> None:
             tell(qs.SubmittedCompanion(job_id=job_id, source=source))
 
-        tell(borrower.borrow(asked.sources, asked.missing, asked.exclude, submitted, some=asked.some))
+        tell(
+            borrower.borrow(
+                asked.sources, asked.missing, asked.exclude, submitted, some=asked.some, near=asked.near
+            )
+        )
         return qs.StraysCancelled(jobs=borrower.settle())
 
     def end(asked: qs.EndCompanions, tell: Tell) -> qs.NoMoreAnswers:

@@ -48,11 +48,24 @@ SETTLE_TRIES, SETTLE_PAUSE_S = 5, 30.0
 Submitted = Callable[[int, CompanionPool], None]
 
 
+_Place = frozenset[str] | None
+"""The nodes of which a companion is to lend one; None: any."""
+
+_ALL_THE_SAME = (
+    "(fix: more standbys in the allocation; companions.without_nvlink takes such a node all the same)"
+)
+_OWN_CHANNEL = (
+    "the job's nodes share memory of GPUs over NVLink, and Slurm gives each job an IMEX channel of its own "
+    f"(SwitchType=switch/nvidia_imex), so a lent node cannot import it {_ALL_THE_SAME}"
+)
+
+
 @dataclass
 class _Wish:
     """What is still to come, and what came of the rest."""
 
-    missing: int
+    places: list[_Place]
+    """One for each node that is missing."""
     nodes: dict[int, str] = field(default_factory=dict)
     refusals: list[tuple[CompanionPool, str]] = field(default_factory=list)
 
@@ -102,13 +115,18 @@ class Borrower:
         submitted: Submitted,
         *,
         some: bool = False,
+        near: Sequence[str] = (),
     ) -> BorrowAnswer:
         """Borrow ``missing`` nodes from ``sources``, in their order, and wait ``wait_s`` at most for each.
 
-        Calls ``submitted`` for each companion immediately. ``some``: fewer than all are of use, too. Raises
-        no error of Slurm.
+        Calls ``submitted`` for each companion immediately. ``some``: fewer than all are of use, too.
+        ``near``: nodes whose NVLink cliques the first of them must be of, by Slurm's blocks. Raises no error
+        of Slurm.
         """
-        wish = _Wish(missing)
+        places, refusal = self._places(near)
+        if refusal:
+            return BorrowAnswer(refusals=((sources[0], refusal),))
+        wish = _Wish([*places, *[None] * missing][:missing])
         try:
             left_s = self._time_left()
         except (SlurmError, CommandTimeout) as error:
@@ -117,10 +135,27 @@ class Borrower:
             why = f"only {left_s:.0f} s are left of the job's time"
             return BorrowAnswer(refusals=((sources[0], why),))
         for number, source in enumerate(sources):
-            if wish.missing:
+            if wish.places:
                 is_last = number == len(sources) - 1 and not some
                 self._ask(wish, source, left_s, tuple(exclude), submitted, whole=is_last)
         return BorrowAnswer(nodes=wish.nodes, refusals=tuple(wish.refusals))
+
+    def _places(self, near: Sequence[str]) -> tuple[list[_Place], str]:
+        """Return the nodes in the block of each of ``near``, or why such nodes cannot be lent."""
+        if not near:
+            return [], ""
+        try:
+            own_channel = self._slurm.config().get("SwitchType", "").endswith("/nvidia_imex")
+            blocks = [one for one in self._slurm.topology() if one.is_block and not one.level]
+        except (SlurmError, CommandTimeout) as error:
+            return [], f"Slurm does not show which nodes are of one NVLink clique: {_why(error)}"
+        if own_channel:
+            return [], _OWN_CHANNEL
+        places: list[_Place] = [frozenset(b.nodes) for node in near for b in blocks if node in b.nodes]
+        if len(places) < len(near):
+            unknown = fold(node for node in near if not any(node in block.nodes for block in blocks))
+            return [], f"no block of topology/block shows the NVLink clique of {unknown} {_ALL_THE_SAME}"
+        return places, ""
 
     def end(self, jobs: Collection[int], report: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
         """Cancel these companions, again and again within minutes; why some could not be.
@@ -226,36 +261,41 @@ class Borrower:
         ``whole``: fewer than all that are missing are of no use.
         """
         free, why = self._free(source, exclude)
-        most = wish.missing if free is None else min(wish.missing, free)
-        if most == 0 or (whole and most < wish.missing):
-            wish.refusals.append((source, why))
+        places = _with_room(wish.places, free)
+        if not places or (whole and len(places) < len(wish.places)):
+            short = free is not None and len(free) >= len(wish.places)
+            far = (
+                f"{len(places)} of {fold(free or ())} in the NVLink cliques of the lost nodes {_ALL_THE_SAME}"
+            )
+            wish.refusals.append((source, far if short else why))
             return
-        request = companion_job(
-            self._job_id,
-            run=self._run,
-            run_id=self._run_id,
-            source=source,
-            gpus=self._lent.gpus,
-            time_left_s=left_s,
-            output=str(self._folder / "companion-%j.log"),
-            cwd=self._cwd,
-            environ=self._environ,
-            exclude=exclude,
-            options=self._config.sbatch,
-        )
-        waiting: list[int] = []
+        waiting: dict[int, _Place] = {}
         try:
-            for _ in range(most):
-                waiting.append(self._submit(request))
-                submitted(waiting[-1], source)
+            for place in places:
+                request = companion_job(
+                    self._job_id,
+                    run=self._run,
+                    run_id=self._run_id,
+                    source=source,
+                    gpus=self._lent.gpus,
+                    time_left_s=left_s,
+                    output=str(self._folder / "companion-%j.log"),
+                    cwd=self._cwd,
+                    environ=self._environ,
+                    exclude=(*exclude, *self._others(place, exclude)),
+                    options=self._config.sbatch,
+                )
+                job_id = self._submit(request)
+                waiting[job_id] = place
+                submitted(job_id, source)
         except (SlurmError, CommandTimeout) as error:
             wish.refusals.append((source, _why(error) + _fix(source, error)))
         deadline = self._clock.monotonic() + self._config.wait_s
         last: dict[int, str] = {}
         while waiting:
-            for job_id in tuple(waiting):
-                if self._look(wish, source, job_id, last):
-                    waiting.remove(job_id)
+            for job_id, place in tuple(waiting.items()):
+                if self._look(wish, source, job_id, place, last):
+                    del waiting[job_id]
             if not waiting or self._clock.monotonic() >= deadline:
                 break
             self._clock.sleep(POLL_S)
@@ -278,8 +318,15 @@ class Borrower:
             self._known.add(found)
             return found
 
-    def _free(self, source: CompanionPool, exclude: tuple[str, ...]) -> tuple[int | None, str]:
-        """Return how many nodes are free now, None if Slurm does not say, with a text for too few.
+    def _others(self, place: _Place, exclude: Collection[str]) -> tuple[str, ...]:
+        """Return all nodes outside ``place`` that are not excluded anyway. Raises ``SlurmError``."""
+        if place is None:
+            return ()
+        names = (node.name for node in self._slurm.nodes())
+        return tuple(name for name in names if name not in place and name not in exclude)
+
+    def _free(self, source: CompanionPool, exclude: tuple[str, ...]) -> tuple[list[str] | None, str]:
+        """Return which nodes are free now, None if Slurm does not say, with a text for too few.
 
         To ask is faster than to wait for a companion in a queue that does not move.
         """
@@ -293,15 +340,17 @@ class Borrower:
         except (SlurmError, CommandTimeout):
             return None, ""
         free = [
-            node
+            node.name
             for node in nodes
             if node.is_idle and node.usable_despite(OF_RESERVATION) and node.name not in exclude
         ]
         names = fold(node.name for node in nodes)
         why = f"{len(free)} of {counted(len(nodes), 'node')} free ({names}; see srobust spares status)"
-        return len(free), why
+        return free, why
 
-    def _look(self, wish: _Wish, source: CompanionPool, job_id: int, last: dict[int, str]) -> bool:
+    def _look(
+        self, wish: _Wish, source: CompanionPool, job_id: int, place: _Place, last: dict[int, str]
+    ) -> bool:
         """Return whether it is known what became of the companion."""
         try:
             job = self._slurm.job(job_id)
@@ -315,7 +364,7 @@ class Borrower:
             (node,) = job.nodes
             self._lent.add(job_id, node)
             wish.nodes[job_id] = node
-            wish.missing -= 1
+            wish.places.remove(place)
             return True
         if job.is_finished or job.is_completing:
             states = "+".join(sorted(job.states))
@@ -323,6 +372,18 @@ class Borrower:
             return True
         last[job_id] = job.reason
         return False
+
+
+def _with_room(places: Sequence[_Place], free: Sequence[str] | None) -> list[_Place]:
+    """Return the places for which there are ``free`` nodes; all if that is not known."""
+    if free is None:
+        return list(places)
+    left, found = list(free), list[_Place]()
+    for place in sorted(places, key=lambda place: place is None):
+        if (node := next((one for one in left if place is None or one in place), None)) is not None:
+            left.remove(node)
+            found.append(place)
+    return found
 
 
 _MAKE_IT = " (fix: srobust spares create, or another companions.reservation)"

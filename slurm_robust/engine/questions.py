@@ -309,6 +309,8 @@ class BorrowNodes(Question[Borrowed]):
     exclude: tuple[str, ...]
     some: bool = False
     """Fewer are of use, too."""
+    near: tuple[str, ...] = ()
+    """Nodes whose NVLink cliques the first ones must be of."""
 
 
 class EndCompanions(Question[str]):

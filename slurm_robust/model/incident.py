@@ -340,6 +340,8 @@ class Borrow(Record, tag_field="action", tag="borrow"):
     """The places that are asked for them, in this order."""
     some: bool = False
     """Fewer are of use, too: others may come from elsewhere."""
+    near: tuple[str, ...] = ()
+    """The nodes whose NVLink cliques they must be of."""
 
 
 class QuickTest(Record, tag_field="action", tag="quick test"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.rules import Rules
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 
@@ -42,6 +43,29 @@ def shares_cliques(state: JobState) -> bool:
     fabrics = (state.fabrics.get(node) for node in state.world.slots)
     sizes = Counter(seen.clique for seen in fabrics if seen is not None and seen.clique)
     return any(size > 1 for size in sizes.values())
+
+
+def keeps_to_cliques(state: JobState, rules: Rules) -> bool:
+    """Return whether a node that another job lends must be of the clique of the node that it replaces."""
+    return shares_cliques(state) and not rules.config.companions.without_nvlink
+
+
+def short_of_standbys(state: JobState, rules: Rules, missing: int) -> tuple[str, ...]:
+    """Return nodes of whose cliques ``missing`` standbys must be: those that have the fewest.
+
+    None if it does not matter where they are.
+    """
+    if not keeps_to_cliques(state, rules):
+        return ()
+    where = domains(state, rules.leaves)
+    slots = {domain: node for node in state.world.slots if (domain := where.get(node)) is not None}
+    have = Counter(where[node] for node in state.spares if node in where and node not in state.aside)
+    found = []
+    for _ in range(missing):
+        fewest = min(slots, key=lambda domain: have[domain])
+        found.append(slots[fewest])
+        have[fewest] += 1
+    return tuple(found)
 
 
 def match(

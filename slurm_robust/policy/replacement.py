@@ -26,7 +26,14 @@ from slurm_robust.model.incident import (
     is_final,
 )
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.cliques import domains, match, move_together, shares_cliques, spread
+from slurm_robust.policy.cliques import (
+    domains,
+    keeps_to_cliques,
+    match,
+    move_together,
+    shares_cliques,
+    spread,
+)
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.standbys import in_order, pair
 from slurm_robust.util.hostlist import fold
@@ -140,6 +147,7 @@ def _replace(
     cleared = fault.cleared or ()
     # Nodes that may not keep their slot get a standby first, then the most suspect.
     places = sorted((node for node in nodes if node in state.world.slots), key=lambda node: node in cleared)
+    standbys = _within_cliques(state, places, standbys, rules)
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):
         where = domains(state, rules.leaves)
@@ -152,7 +160,7 @@ def _replace(
         kept = [f"{fold(stay)} passed a quick test and goes on"] if stay else []
         return (*swaps, Restart()), ", ".join((*taken, *kept)) or "no slot is touched"
     short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left{_unfit(state)}"
-    found_out = _find_nodes(state, unproven, len(stay), short, fault, rules)
+    found_out = _find_nodes(state, unproven, stay, short, fault, rules)
     if found_out is not None:
         return found_out
     short = "; ".join((short, *(fault.not_lent or ())))
@@ -161,6 +169,20 @@ def _replace(
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
     without = f" without {fold(exclude)}" if exclude else ""
     return (Requeue(exclude=exclude, reason=short),), f"{short}: requeue{without}"
+
+
+def _within_cliques(state: JobState, places: list[str], standbys: list[str], rules: Rules) -> list[str]:
+    """Return ``standbys`` without those that other jobs lend and that would leave their NVLink clique."""
+    if not keeps_to_cliques(state, rules):
+        return standbys
+    where = domains(state, rules.leaves)
+    while True:
+        pairs = pair(state, places, standbys, rules.leaves)
+        lent = [(node, one) for node, one in pairs if one in state.lenders and {node, one} <= where.keys()]
+        far = [one for node, one in lent if where[node] != where[one]]
+        if not far:
+            return standbys
+        standbys = [one for one in standbys if one not in far]
 
 
 def _fit(state: JobState, standbys: list[str]) -> list[str]:
@@ -185,9 +207,9 @@ def _unfit(state: JobState) -> str:
 
 
 def _find_nodes(
-    state: JobState, unproven: tuple[str, ...], missing: int, short: str, fault: Fault, rules: Rules
+    state: JobState, unproven: tuple[str, ...], stay: list[str], short: str, fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str] | None:
-    """Return what is tried next to get ``missing`` nodes; None if all was tried.
+    """Return what is tried next to get nodes for the slots of ``stay``; None if all was tried.
 
     The reservation, then a quick test of nodes that suspicion alone speaks against, then the partition.
     """
@@ -197,8 +219,10 @@ def _find_nodes(
     if now:
         whence = ", then ".join(map(str, now))
         some = bool(candidates) or len(now) < len(left)
-        how = f"{short}: ask for {count(missing, 'node')} from {whence}"
-        return (Borrow(nodes=missing, reason=short, sources=tuple(now), some=some),), how
+        how = f"{short}: ask for {count(len(stay), 'node')} from {whence}"
+        near = tuple(stay) if keeps_to_cliques(state, rules) else ()
+        borrow = Borrow(nodes=len(stay), reason=short, sources=tuple(now), some=some, near=near)
+        return (borrow,), how
     if candidates:
         how = f"{short}: test {fold(candidates)}, which only suspicion speaks against"
         return (QuickTest(nodes=candidates, reason=short),), how

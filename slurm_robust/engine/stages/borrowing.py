@@ -44,7 +44,12 @@ class Borrowing:
     def _ask(self, core: Core, now: Now) -> None:
         suspects = (*self._fault.lost, *self._fault.named)
         self._request = core.companions.borrow(
-            self._action.sources, self._action.nodes, suspects, now, some=self._action.some
+            self._action.sources,
+            self._action.nodes,
+            suspects,
+            now,
+            some=self._action.some,
+            near=self._action.near,
         )
 
     def step(self, core: Core, now: Now) -> Transition | None:

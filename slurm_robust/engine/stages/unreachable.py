@@ -16,6 +16,7 @@ from slurm_robust.engine.transitions import (
     Transition,
 )
 from slurm_robust.engine.units.companions import NodeRequest
+from slurm_robust.policy.cliques import keeps_to_cliques
 from slurm_robust.policy.silence import enough_waited, is_settled
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clock, count
@@ -103,7 +104,9 @@ class Unreachable:
         is_alone = not standbys and {*core.world.slots} - {*silent} <= {core.state.own_node}
         if is_alone or missing <= self._asked:
             return
-        self._requests.append(core.companions.fetch(reserved, missing - self._asked, silent, now, some=False))
+        more = missing - self._asked
+        near = silent[-more:] if keeps_to_cliques(core.state, core.rules) else ()
+        self._requests.append(core.companions.fetch(reserved, more, silent, now, some=False, near=near))
         self._asked = missing
 
     def _go_on(self, core: Core, why: str, now: Now) -> Transition:

@@ -70,12 +70,21 @@ class Companions:
         return self._fetched if self._fetched is not None and self._fetched.is_open else None
 
     def borrow(
-        self, sources: tuple[CompanionPool, ...], missing: int, also: Iterable[str], now: Now, *, some: bool
+        self,
+        sources: tuple[CompanionPool, ...],
+        missing: int,
+        also: Iterable[str],
+        now: Now,
+        *,
+        some: bool,
+        near: tuple[str, ...] = (),
     ) -> NodeRequest:
-        """Ask for nodes for which training waits, but for evicted ones and ``also``."""
+        """Ask for nodes for which training waits, but for evicted ones and ``also``; of the NVLink cliques of
+        ``near``.
+        """
         if self._wanted is not None:
             self._wanted.give_up()
-        self._wanted = self._ask(sources, missing, also, now, some=some)
+        self._wanted = self._ask(sources, missing, also, now, some=some, near=near)
         return self._wanted
 
     def fetch(
@@ -86,17 +95,25 @@ class Companions:
         now: Now,
         *,
         some: bool = True,
+        near: tuple[str, ...] = (),
     ) -> NodeRequest:
         """Ask for standbys while training goes on, or may do so; what is lent stands by."""
-        self._fetched = self._ask(sources, missing, also, now, some=some)
+        self._fetched = self._ask(sources, missing, also, now, some=some, near=near)
         return self._fetched
 
     def _ask(
-        self, sources: tuple[CompanionPool, ...], missing: int, also: Iterable[str], now: Now, *, some: bool
+        self,
+        sources: tuple[CompanionPool, ...],
+        missing: int,
+        also: Iterable[str],
+        now: Now,
+        *,
+        some: bool,
+        near: tuple[str, ...],
     ) -> NodeRequest:
         request = NodeRequest(self)
         exclude = tuple(dict.fromkeys((*self._context.state.evicted, *also)))
-        question = BorrowNodes(sources=sources, missing=missing, exclude=exclude, some=some)
+        question = BorrowNodes(sources=sources, missing=missing, exclude=exclude, some=some, near=near)
         self._context.ask(question, now, partial(self._on_answer, request, sources[0]))
         return request
 

@@ -7,6 +7,7 @@ from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.companions import Companions, NodeRequest
 from slurm_robust.model import events as ev
+from slurm_robust.policy.cliques import short_of_standbys
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
 from slurm_robust.util.text import count
@@ -47,4 +48,5 @@ class Replenishing:
         self._until = now.mono + borrowing_s(
             len(sources), config.companions.wait_s, config.slurm.timeout_s, missing
         )
-        self._request = companions.fetch(sources, missing, (), now)
+        near = short_of_standbys(state, context.rules, missing)
+        self._request = companions.fetch(sources, missing, (), now, near=near)

@@ -540,14 +540,16 @@ class SimController:
                 return
             name = companion_name(self.plan.job_id)
             try:
-                for _ in range(asked.missing):
+                for which in range(asked.missing):
+                    block = self.nodes[asked.near[which]].block if asked.near[which:] else None
+                    far = (n.name for n in self.nodes.values() if block is not None and n.block != block)
                     job = self.slurm.submit(
                         SubmitRequest(
                             command=("true",),
                             name=name,
                             nodes=1,
                             reservation=source.reservation,
-                            excluded_nodes=asked.exclude,
+                            excluded_nodes=(*asked.exclude, *far),
                         )
                     )
                     submitted.append(job)

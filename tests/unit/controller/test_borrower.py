@@ -12,6 +12,7 @@ from slurm_robust.controller.borrower import CANCEL_TRIES, Borrower
 from slurm_robust.engine.questions import BorrowAnswer
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.companion import Lent
+from slurm_robust.slurm.records import Switch
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -58,10 +59,20 @@ class Site:
         )
 
     def borrow(
-        self, sources: Sequence[CompanionPool] = (SPARES,), missing: int = 1, exclude: Sequence[str] = ()
+        self,
+        sources: Sequence[CompanionPool] = (SPARES,),
+        missing: int = 1,
+        exclude: Sequence[str] = (),
+        near: Sequence[str] = (),
     ) -> BorrowAnswer:
         return self.borrower.borrow(
-            sources, missing, exclude, lambda job, source: self.submitted.append((job, source))
+            sources, missing, exclude, lambda job, source: self.submitted.append((job, source)), near=near
+        )
+
+    def has_racks(self, *racks: Sequence[str]) -> None:
+        self.cluster.switches = tuple(
+            Switch(name=f"rack{number}", level=0, nodes=tuple(nodes), is_block=True)
+            for number, nodes in enumerate(racks)
         )
 
     def alive(self) -> list[int]:
@@ -150,8 +161,8 @@ def test_two_jobs_want_the_last_spare(site: Site) -> None:
     lent = Lent(site.slurm.allocation(rival))
     other = site.new_lender(rival, lent)
     free = other._free
-    other._free = lambda source, exclude: (1, "")  # type: ignore[method-assign]
-    assert free(SPARES, ())[0] == 1
+    other._free = lambda source, exclude: (["n5"], "")  # type: ignore[method-assign]
+    assert free(SPARES, ())[0] == ["n6"]
     assert list(site.borrow().nodes.values()) == ["n6"]
     found = other.borrow((SPARES,), 1, (), lambda job, source: None)
     assert found.nodes == {}
@@ -162,7 +173,7 @@ def test_two_jobs_want_the_last_spare(site: Site) -> None:
 @pytest.mark.parametrize("reason", ["ReservationDeleted", "Reservation_spares_was_deleted"])
 def test_a_reservation_that_goes_while_a_companion_waits(site: Site, reason: str) -> None:
     site.slurm.drain(["n5", "n6"], "test")
-    site.borrower._free = lambda source, exclude: (1, "")  # type: ignore[method-assign]
+    site.borrower._free = lambda source, exclude: (["n5"], "")  # type: ignore[method-assign]
 
     def delete(now: float) -> None:
         ((job, _),) = site.submitted
@@ -271,3 +282,37 @@ def test_only_strays_of_this_run_are_swept(site: Site) -> None:
     after = site.new_lender(site.job, site.lent)
     assert after.sweep((known,)) == (stray,)
     assert site.alive() == [known]
+
+
+def test_only_a_node_of_the_rack_of_the_lost_one_is_lent(site: Site) -> None:
+    site.has_racks(("n1", "n3", "n6"), ("n2", "n4", "n5"))
+    assert list(site.borrow(near=("n1",)).nodes.values()) == ["n6"]
+    assert list(site.borrow(near=("n2",)).nodes.values()) == ["n5"]
+
+
+def test_each_of_two_lost_nodes_gets_one_of_its_rack(site: Site) -> None:
+    site.has_racks(("n1", "n3", "n6"), ("n2", "n4", "n5"))
+    assert sorted(site.borrow(missing=2, near=("n1", "n2")).nodes.values()) == ["n5", "n6"]
+
+
+def test_spares_of_other_racks_are_left_alone_and_the_partition_gives_what_it_has(site: Site) -> None:
+    site.has_racks(("n1", "n3"), ("n2", "n4", "n5", "n6"))
+    found = site.borrow((SPARES, PARTITION), near=("n1",))
+    assert list(found.nodes.values()) == ["n3"]
+    ((source, why),) = found.refusals
+    assert source == SPARES
+    assert why.startswith("0 of n[5-6] in the NVLink cliques of the lost nodes (fix: more standbys")
+
+
+def test_where_each_job_has_its_own_imex_channel_nothing_is_lent(site: Site) -> None:
+    site.has_racks(("n1", "n6"), ("n2", "n5"))
+    site.cluster.settings["SwitchType"] = "switch/nvidia_imex"
+    ((source, why),) = site.borrow((SPARES, PARTITION), near=("n1",)).refusals
+    assert "an IMEX channel of its own (SwitchType=switch/nvidia_imex)" in why
+    assert (source, site.submitted) == (SPARES, [])
+    assert site.borrow().nodes, "a job whose nodes share no clique, or whose owner allows it"
+
+
+def test_a_rack_that_slurm_does_not_show_lends_nothing(site: Site) -> None:
+    ((_, why),) = site.borrow(near=("n1",)).refusals
+    assert why.startswith("no block of topology/block shows the NVLink clique of n1 (fix: ")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.job import JobConfig
+from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, gets_on
+from tests.unit.engine.stories import PACE, gets_on, reserve
+
+SHARED_SPARES = JobConfig(companions=CompanionConfig(reservation="spares", wait_s=20.0))
 
 
 def racked(*racks: tuple[int, int], config: JobConfig | None = None, others: int = 0) -> Sim:
@@ -96,3 +98,26 @@ def test_agents_of_an_older_release_tell_nothing_and_spares_come_as_before() -> 
     gets_on(sim, 2)
     assert sim.state.world.slots == ("n1", "n3")
     assert sim.events(ev.FabricSeen) == []
+
+
+def test_of_the_shared_spares_that_of_the_rack_that_lost_a_tray_is_lent() -> None:
+    sim = racked((4, 0), (4, 0), config=SHARED_SPARES, others=3)
+    for node, number in (("n9", 2), ("n10", 1), ("n11", 0)):
+        sim.nodes[node].clique, sim.nodes[node].block = f"rack{number}/1", f"rack{number}"
+    reserve(sim, "n9", "n10", "n11")
+    sim.node_dies("n6")
+    gets_on(sim, 2)
+    assert "n10" in sim.state.world.slots
+    assert cliques(sim) == ["rack0/1"] * 4 + ["rack1/1"] * 4
+
+
+def test_a_job_is_requeued_rather_than_given_a_tray_of_another_rack() -> None:
+    sim = racked((4, 0), (4, 0), config=SHARED_SPARES, others=2)
+    for node in ("n9", "n10"):
+        sim.nodes[node].clique, sim.nodes[node].block = "rack2/1", "rack2"
+    reserve(sim, "n9")
+    sim.node_dies("n6")
+    sim.run_until(lambda: sim.runs == 2, within_s=900.0)
+    assert sim.events(ev.CompanionStarted) == []
+    (requeued,) = sim.events(ev.RequeueStarted)
+    assert "no node is free" in requeued.reason

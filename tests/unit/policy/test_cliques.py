@@ -8,13 +8,15 @@ from functools import reduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_robust.config.job import CompanionConfig
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Fault, FaultKind, Replace, Restart, Swap, Symptom
+from slurm_robust.model.companion import CompanionPool
+from slurm_robust.model.incident import Borrow, Fault, FaultKind, Replace, Restart, Swap, Symptom
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.policy.cliques import domains, segments, shares_cliques, spread
+from slurm_robust.policy.cliques import domains, segments, shares_cliques, short_of_standbys, spread
 from slurm_robust.policy.replacement import assign, move_ranks, replace_nodes
-from slurm_robust.policy.rules import convict
+from slurm_robust.policy.rules import Rules, convict
 from slurm_robust.policy.standbys import pair
 from tests.builders.events import allocation_taken
 from tests.builders.rules import rules
@@ -174,3 +176,41 @@ def test_a_spare_of_the_same_clique_is_never_passed_over(
         own = {spare for spare in left if spare[0] == unit[0][0]}
         assert to <= {unit[0][0]} or not own or has_moved, (unit, taken, left)
         assert set(unit) & set(taken) <= set(lost) or has_moved, "nodes that are well move with all or not"
+
+
+def reserved(**more: object) -> Rules:
+    return rules(companions=CompanionConfig(reservation="spares", **more))  # type: ignore[arg-type]
+
+
+def asked(state: JobState, lost: str, by: Rules) -> Borrow:
+    verdict = convict((lost,), by, rung=1, reason="dead", kind=FaultKind.NODE)
+    (action,) = replace_nodes(state, verdict, FAULT, by)[0]
+    assert isinstance(action, Borrow)
+    return action
+
+
+def test_a_lent_node_must_be_of_the_clique_of_the_lost_one_unless_the_owner_allows_others() -> None:
+    assert asked(known(rack("a", 1, 4)), "a02", reserved()).near == ("a02",)
+    assert asked(known(rack("a", 1, 4)), "a02", reserved(without_nvlink=True)).near == ()
+    alone = known(("a01", "b01", "c01"))
+    assert asked(alone, "b01", reserved()).near == (), "no node reaches another one over NVLink anyway"
+
+
+def test_a_standby_that_another_job_lends_does_not_leave_its_clique() -> None:
+    lent = (
+        ev.CompanionSubmitted(t=3.0, job_id=9, source=CompanionPool(reservation="spares")),
+        ev.CompanionStarted(t=4.0, job_id=9, node="b05"),
+        ev.FabricSeen(t=5.0, node="b05", clique="b/1"),
+    )
+    state = known((*rack("a", 1, 4), *rack("b", 1, 4)), (), *lent)
+    assert asked(state, "a02", reserved()).near == ("a02",)
+    assert replaced(state, "b02")[0] == {"b02": "b05"}
+    verdict = convict(("a02",), rules(), rung=1, reason="dead", kind=FaultKind.NODE)
+    allowed = replace_nodes(state, verdict, FAULT, reserved(without_nvlink=True))[0]
+    assert Replace(node="a02", standby="b05") in allowed
+
+
+def test_standbys_are_replaced_in_the_cliques_that_have_the_fewest() -> None:
+    state = known((*rack("a", 1, 4), *rack("b", 1, 4)), ("a05",))
+    assert [node[0] for node in short_of_standbys(state, reserved(), 3)] == ["b", "a", "b"]
+    assert short_of_standbys(state, reserved(without_nvlink=True), 3) == ()
