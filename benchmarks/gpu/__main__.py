@@ -88,37 +88,29 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(part: Part, lines: Path, *, shm: Path, cpu: bool) -> None:
     """One part in a group of processes that ends with it, and a folder that goes with it."""
+    if part.needs_cuda and cpu:
+        _note(lines, part=part.name, what="left out", reason="needs CUDA")
+        return
     place = Path(tempfile.mkdtemp(prefix=f"bench-gpu-{part.name}-", dir=shm))
-    words = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.part",
-        part.name,
-        "--place",
-        str(place),
-        "--results",
-        str(lines),
-    ]
+    words = [sys.executable, "-m", "benchmarks.gpu.part", part.name, *(["--cpu"] if cpu else [])]
+    words += ["--place", str(place), "--results", str(lines)]
     try:
-        process = subprocess.Popen(
-            [*words, *(["--cpu"] if cpu else [])], cwd=_ROOT, env=_environ(), start_new_session=True
-        )
-        begun = time.monotonic()
+        process = subprocess.Popen(words, cwd=_ROOT, env=_environ(), start_new_session=True)
         try:
-            code = process.wait(part.limit_s)
-            ended = "" if code == 0 else f"exit code {code}"
+            if code := process.wait(part.limit_s):
+                _note(lines, part=part.name, what="failed", error=f"exit code {code}")
         except subprocess.TimeoutExpired:
-            ended = f"ended at its limit of {part.limit_s:.0f} s"
+            _note(lines, part=part.name, what="failed", error=f"ended at its limit of {part.limit_s:g} s")
         _end(process)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    if ended:
-        line = json.dumps(
-            {"part": part.name, "what": "failed", "error": ended, "at_s": round(time.monotonic() - begun, 1)}
-        )
-        print(line, flush=True)
-        with lines.open("a") as file:
-            file.write(line + "\n")
+
+
+def _note(lines: Path, **result: str) -> None:
+    line = json.dumps(result)
+    print(line, flush=True)
+    with lines.open("a") as file:
+        file.write(line + "\n")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
