@@ -19,7 +19,7 @@ from slurm_robust.util.numa import HostMemory
 from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups
 
 NODE = "the node"
-"""The name of the limit that is all of the host's memory (:mod:`slurm_robust.util.numa`)."""
+"""How the name of the limit begins that is all of the host's memory (:mod:`slurm_robust.util.numa`)."""
 
 RESERVE = 0.1  # of each limit, left for what training may still need
 
@@ -107,7 +107,8 @@ def limits(
     host = numa.read_memory(proc, nodes)
     if host is None:
         return (room, *_cgroup_rooms(proc, cgroups, ours))
-    node = Room(name=NODE, total=host.total, free=min(host.available + ours, host.total))
+    but = f" (but {_gb(host.elsewhere)} at NUMA nodes without CPUs)" if host.elsewhere else ""
+    node = Room(name=f"{NODE}{but}", total=host.total, free=min(host.available + ours, host.total))
     return (of_host(room, host), node, *_cgroup_rooms(proc, cgroups, ours))
 
 

@@ -12,7 +12,9 @@ _MIN_SHARE = 0.5
 
 def _limited(facts: Facts) -> str:
     _, *rooms = known(facts.node, "the node").rooms or (None,)
-    whole = known(next((room for room in rooms if room and room.name == NODE), None), "the node's memory")
+    whole = known(
+        next((room for room in rooms if room and room.name.startswith(NODE)), None), "the node's memory"
+    )
     tightest = min(room.total for room in rooms if room)
     if not facts.config.checkpoint.memory or tightest >= _MIN_SHARE * whole.total:
         return ""

@@ -303,7 +303,10 @@ BAD: dict[str, tuple[Change, ...]] = {
         node(addresses=("fe80::1", "10.0.0.7"), speeds={"10.0.0.7": ("eth0", 125e6), "10.2.0.7": ("b", 1e9)}),
     ),
     "memory.shared_memory": (rooms(shm=64 << 20),),
-    "memory.limit": (rooms(shm=900 * GB, **{NODE: 1800 * GB, "cgroup": 100 * GB}),),
+    "memory.limit": (
+        rooms(shm=900 * GB, **{NODE: 1800 * GB, "cgroup": 100 * GB}),
+        rooms(shm=490 * GB, **{f"{NODE} (but 754.0 GB …)": 980 * GB, "cgroup": 100 * GB}),
+    ),
     "memory.no_snapshots": (rooms(shm=30 * GB),),
     "memory.snapshots": (rooms(shm=200 * GB), rooms(shm=900 * GB, **{NODE: 300 * GB})),
     "memory.of_gpus": (node(gpu_memory=754 * GB), node(gpu_memory=97 * GB, memory_mode="numa")),
