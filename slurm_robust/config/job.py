@@ -28,6 +28,7 @@ _HIGHEST_PORT = 65535
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
+_Streams = Annotated[int, Meta(ge=1, le=16, title="an integer from 1 to 16")]
 _Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
 _SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of seconds, or 0 for none")]
 # Readers take a moment that is twice as old for that of a dead controller.
@@ -166,6 +167,11 @@ class CheckpointConfig(Section):
     peer_mb_s: Annotated[_Rate | None, Meta(examples=[2000])] = None
     """Maximum rate at which a node sends copies to its peers, in MB (10^6 bytes) per second. ``null``: a
     quarter of the interface's speed, if the kernel knows it (``/sys/class/net/*/speed``)."""
+
+    peer_streams: Annotated[_Streams | None, Meta(examples=[4])] = None
+    """Number of TCP connections over which the copy of each rank goes to its peer, and comes for a restore.
+    ``null``: as many as it takes if one carries 5 Gb/s, by the rate above and the number of ranks; see
+    [checkpoints](checkpoints.md#several-connections)."""
 
     every_s: Seconds = 600.0
     """Write a checkpoint from memory to storage when the newest one there is this old."""

@@ -333,6 +333,7 @@ def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
         network=checkpoint.peer_network or "",
         places=checkpoint.places,
         keep=checkpoint.keep,
+        peer_streams=checkpoint.peer_streams or 0,
     )
     return JobSpec(
         run_id=plan.run_id,

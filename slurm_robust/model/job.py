@@ -45,6 +45,8 @@ class CopySpec(Record):
     """Tiers beside ``checkpoint_dir`` that get what :class:`~slurm_robust.wire.messages.Flush` asks for."""
     keep: int
     """So many of the newest stay there."""
+    peer_streams: int = 0
+    """Connections for each image between two nodes; 0: as many as its interface needs."""
 
 
 class InspectionSpec(Record):

@@ -18,6 +18,14 @@ Then requests and answers, each a u32 of its bytes and MessagePack::
 The receiver reserves memory before the first byte is sent: that takes half a second per GiB, in which the
 sender would believe the way to be cut.
 
+A request may ask for several ``streams``. If GO grants more than one, C may open other connections and show
+the ticket of GO there, and the bytes go in pieces over all of them, in any order::
+
+    C  Join     S  Answer GO or REFUSED
+    pieces: u64 place in the image, u32 bytes, and these; 0 and 0 after the last one of a connection
+
+Who does not know of streams asks for none and grants one: then the bytes follow as above.
+
 Every wait has a limit, so a cut network costs seconds and never a thread.
 """
 
@@ -55,6 +63,7 @@ _MAGIC = b"SRCOPY\0\1"
 _NONCE = 32
 _DIGEST = 32
 _LENGTH = struct.Struct("<I")
+_SPAN = struct.Struct("<QI")
 _MAX_FRAME = 64 * 1024
 _PIECE = 16 * 2**20
 _TRY_S = 0.25
@@ -81,6 +90,7 @@ class Put(Record, tag_field="kind", tag="put"):
     rank: int
     checkpoint: CheckpointId
     total: int
+    streams: int = 1
 
 
 class Get(Record, tag_field="kind", tag="get"):
@@ -89,6 +99,13 @@ class Get(Record, tag_field="kind", tag="get"):
     run_id: str
     rank: int
     checkpoint: CheckpointId
+    streams: int = 1
+
+
+class Join(Record, tag_field="kind", tag="join"):
+    """This connection carries pieces of the copy that another one agreed on."""
+
+    ticket: str
 
 
 class CopyAnswer(Record, tag_field="kind", tag="answer"):
@@ -98,9 +115,11 @@ class CopyAnswer(Record, tag_field="kind", tag="answer"):
     reason: str = ""
     total: int = 0  # bytes of the image that a Get asked for
     later: bool = False  # the same may go well soon
+    streams: int = 1  # over so many connections the bytes may go; with more than one they go in pieces
+    ticket: str = ""  # what the others show
 
 
-Request: TypeAlias = Put | Get
+Request: TypeAlias = Put | Get | Join
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[CopyAnswer] = msgspec.msgpack.Decoder(CopyAnswer)
@@ -231,14 +250,32 @@ class CopyChannel:
 
         ``pace`` is called before each ``piece`` with its bytes and may wait. Raises ``OSError``.
         """
-        at = FIRST_BYTE
-        while at < total:
-            count = min(piece or _PIECE, total - at)
-            if pace is not None:
-                pace(count)
-            end = at + count
-            while at < end:
-                at += self._send_some(file, at, end - at)
+        self._send_span(file, FIRST_BYTE, total, pace, piece)
+
+    def send_piece(
+        self, file: int, at: int, count: int, pace: Callable[[int], None] | None, piece: int = 0
+    ) -> None:
+        """Send ``count`` bytes from ``at``; the rest as :meth:`send_file`. Raises ``OSError``."""
+        self._send(_SPAN.pack(at, count), time.monotonic() + PROGRESS_S)
+        self._send_span(file, at, at + count, pace, piece)
+
+    def end_pieces(self) -> None:
+        """Say that no piece follows on this connection. Raises ``OSError``."""
+        self._send(_SPAN.pack(0, 0), time.monotonic() + PROGRESS_S)
+
+    def receive_piece(self, view: memoryview) -> int:
+        """Put the next piece into its place in ``view``, which is bytes 8 to total of an image.
+
+        Returns its bytes, 0 when none follows. Raises ``OSError``.
+        """
+        at, count = _SPAN.unpack(self._receive(_SPAN.size, time.monotonic() + PROGRESS_S))
+        if not count:
+            return 0
+        if not FIRST_BYTE <= at <= FIRST_BYTE + len(view) - count:
+            raise ChannelError(f"a piece of {count} bytes at {at} is not in an image of {len(view)} bytes")
+        with view[at - FIRST_BYTE : at - FIRST_BYTE + count] as place:
+            self.receive_into(place)
+        return int(count)
 
     def receive_into(self, view: memoryview) -> None:
         """Fill ``view``. Raises ``OSError``."""
@@ -304,6 +341,17 @@ class CopyChannel:
         if left <= 0:
             raise TimeoutError("timed out")
         self._socket.settimeout(left)
+
+    def _send_span(
+        self, file: int, at: int, end: int, pace: Callable[[int], None] | None, piece: int
+    ) -> None:
+        while at < end:
+            count = min(piece or _PIECE, end - at)
+            if pace is not None:
+                pace(count)
+            turn = at + count
+            while at < turn:
+                at += self._send_some(file, at, turn - at)
 
     def _send_some(self, file: int, at: int, count: int) -> int:
         try:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.streams import Receiving, SideStreams, worthwhile
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
@@ -30,11 +31,15 @@ def remove_fetched(folder: MemoryFolder) -> None:
 class Fetches:
     """The parts of one launch, each in a thread, into ``fetched(rank)`` or ``fetch_error(rank)``."""
 
-    def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes, notes: Notes) -> None:
-        """Start immediately."""
+    def __init__(
+        self, launch: Launch, folder: MemoryFolder, key: bytes, notes: Notes, streams: int = 1
+    ) -> None:
+        """Start immediately. ``streams``: connections for each part."""
         self._run_id = folder.run_id
         self._folder = folder
         self._key = key
+        self._notes = notes
+        self._streams = streams
         self._stopped = threading.Event()
         self._channels: set[CopyChannel] = set()
         remove_fetched(self._folder)
@@ -66,7 +71,7 @@ class Fetches:
             if attempt and self._stopped.wait(_RETRY_S):
                 break
             try:
-                self._fetch(source, checkpoint)
+                self._fetch(source, checkpoint, streams=1 if attempt else self._streams)
                 return ""
             except MissingCheckpoint as error:
                 return str(error)
@@ -81,11 +86,12 @@ class Fetches:
         text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
         _write(self._folder.fetch_error(source.rank), text)
 
-    def _fetch(self, source: RestoreSource, checkpoint: CheckpointId) -> None:
-        channel = CopyChannel.connect(source.address, source.port, self._key)
+    def _fetch(self, source: RestoreSource, checkpoint: CheckpointId, *, streams: int) -> None:
+        connect = partial(CopyChannel.connect, source.address, source.port, self._key)
+        channel, sides = connect(), SideStreams(connect, self._notes)
         self._channels.add(channel)
         try:
-            get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint)
+            get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint, streams=streams)
             channel.send(get)
             answer = channel.answer()
             if answer.verdict is not CopyVerdict.GO:
@@ -93,7 +99,15 @@ class Fetches:
             _write(self._folder.fetch_size(source.rank), str(answer.total))
             with _reserved(channel, self._folder.fetched(source.rank), answer.total) as (buffer, view):
                 channel.send(CopyAnswer(verdict=CopyVerdict.GO))
-                channel.receive_into(view)
+                number = worthwhile(min(answer.streams, streams), answer.total)
+                if answer.streams > 1:
+                    receiving = Receiving(channel, view)
+                    with receiving:
+                        sides.help(receiving, answer.ticket, number - 1)
+                        receiving.carry(channel)
+                        receiving.finish()
+                else:
+                    channel.receive_into(view)
                 try:
                     header = buffer.adopt()
                 except CorruptPart as error:
@@ -107,6 +121,7 @@ class Fetches:
         finally:
             self._channels.discard(channel)
             channel.close()
+            sides.close()
 
 
 @contextmanager

@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.streams import Sending, SideStreams, worthwhile
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import CheckpointId, Peer
-from slurm_robust.wire.copychannel import ChannelError, CopyChannel, CopyVerdict, Put
+from slurm_robust.wire.copychannel import ChannelError, CopyAnswer, CopyChannel, CopyVerdict, Put
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
 _LATER_RETRY_S = 0.1
 _REFUSED_RETRY_S = 30.0
 _BEHIND_NOTE_S = 60.0
+# After one of several connections broke, one alone is used for so long: only some ways may be cut.
+_ALONE_S = 60.0
 
 
 class RateLimit:
@@ -51,6 +55,7 @@ class SenderLaunch:
     run_id: str
     number: int
     restore: CheckpointId | None  # the checkpoint that it began with
+    streams: int = 1  # connections for each image
 
 
 class PeerSender:
@@ -69,7 +74,10 @@ class PeerSender:
         self._offered: CheckpointId | None = None
         self._finishing = False
         self._stopped = threading.Event()
+        self._connect = partial(CopyChannel.connect, peer.address, peer.port, key)
         self._channel: CopyChannel | None = None
+        self._sides = SideStreams(self._connect, notes)
+        self._alone_until = 0.0
         self._skipped = 0
         self._failing = False
         self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
@@ -168,17 +176,20 @@ class PeerSender:
                 rank=header.rank,
                 checkpoint=header.checkpoint,
                 total=opened.nbytes,
+                streams=self._streams(opened.nbytes),
             )
             channel = self._channel
             if channel is None:
-                address, port = self._peer.address, self._peer.port
-                self._channel = channel = CopyChannel.connect(address, port, self._key)
+                self._channel = channel = self._connect()
                 if self._stopped.is_set():
                     raise ChannelError("it is over")
             channel.send(put)
             answer = channel.answer(put.total)
             sent = answer.verdict is CopyVerdict.GO
-            if sent:
+            if sent and answer.streams > 1:
+                answer = self._send_pieces(channel, opened.fileno, put, answer)
+            elif sent:
+                self._close_sides()  # the peer may have too many connections
                 channel.send_file(opened.fileno, put.total, self._wait_turn, self._pace.piece)
                 answer = channel.answer(put.total)
         finally:
@@ -197,10 +208,30 @@ class PeerSender:
         # One that was damaged on the way, or is so here, is given up: the next one may be better.
         return 0.0 if sent else _REFUSED_RETRY_S
 
+    def _streams(self, total: int) -> int:
+        is_alone = time.monotonic() < self._alone_until
+        return 1 if is_alone else worthwhile(self._generation.streams, total)
+
+    def _send_pieces(self, channel: CopyChannel, file: int, put: Put, go: CopyAnswer) -> CopyAnswer:
+        sending = Sending(channel, file, put.total, self._wait_turn, self._pace.piece)
+        try:
+            with sending:
+                self._sides.help(sending, go.ticket, min(go.streams, put.streams) - 1)
+                sending.carry(channel)
+                return channel.answer(put.total)
+        except OSError:
+            self._alone_until = time.monotonic() + _ALONE_S
+            raise
+
     def _hang_up(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+        self._close_sides()
+
+    def _close_sides(self) -> None:
+        self._sides.close()
+        self._sides = SideStreams(self._connect, self._notes)
 
     def _wait_turn(self, count: int) -> None:
         if self._stopped.wait(self._pace.reserve(count)):

@@ -8,21 +8,37 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
+
+from msgspec import structs
 
 from slurm_robust.agent.copies.entrance import Entrance
 from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.streams import MAX_STREAMS, OpenTransfers, Receiving, Sending, Transfer
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Buffer, BufferInUse, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.tiers import NodeTiers
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, CopyAnswer, CopyChannel, CopyVerdict, Get, Put
+from slurm_robust.wire.copychannel import (
+    MAX_IMAGE_BYTES,
+    CopyAnswer,
+    CopyChannel,
+    CopyVerdict,
+    Get,
+    Join,
+    Put,
+    Request,
+)
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
 CONNECTIONS = 128
+# Beyond this each image comes and goes over one connection, so that there is room for one of every rank.
+_CROWDED = CONNECTIONS // 2
 
 
 class CopyServer:
@@ -45,6 +61,7 @@ class CopyServer:
         self._lock = threading.Lock()
         self._channels: set[CopyChannel] = set()
         self._closed = False
+        self._open = OpenTransfers()
         self.launch = 0  # the generation whose copies are welcome, 0 for none
         self._entrance = Entrance(listener, key, self._admit, notes)
 
@@ -90,33 +107,54 @@ class CopyServer:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _handle(self, channel: CopyChannel, request: Put | Get) -> None:
-        if request.run_id != self._run_id:
+    def _handle(self, channel: CopyChannel, request: Request) -> None:
+        if isinstance(request, Join):
+            self._open.join(channel, request)
+        elif request.run_id != self._run_id:
             channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=f"this is run {self._run_id}"))
         elif isinstance(request, Put):
             answer = self._welcome(request) or self._buffers.answer(request)
             if answer.verdict is CopyVerdict.GO:
-                answer = self._buffers.take_in(request, channel)
+                answer = self._buffers.take_in(request, channel, self._offered)
             channel.send(answer)
         else:
-            try:
-                image = self._parts.open(request.rank, request.checkpoint)
-            except (CheckpointError, OSError) as error:
-                channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
-                return
-            try:
-                channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.nbytes))
+            self._give(channel, request)
+
+    def _give(self, channel: CopyChannel, get: Get) -> None:
+        try:
+            image = self._parts.open(get.rank, get.checkpoint)
+        except (CheckpointError, OSError) as error:
+            channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
+            return
+        try:
+            sending = Sending(channel, image.fileno, image.nbytes)
+            with self._offered(sending, get.streams) as go:
+                channel.send(structs.replace(go, total=image.nbytes))
                 if channel.answer(image.nbytes).verdict is not CopyVerdict.GO:
                     return  # it has no memory for it
-                channel.send_file(image.fileno, image.nbytes, None)
-                if channel.answer(image.nbytes).verdict is CopyVerdict.REFUSED:
-                    try:
-                        image.verify()
-                    except CorruptPart as error:
-                        image.path.unlink(missing_ok=True)
-                        self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
-            finally:
-                image.close()
+                if go.streams > 1:
+                    sending.carry(channel)
+                else:
+                    channel.send_file(image.fileno, image.nbytes, None)
+                is_damaged = channel.answer(image.nbytes).verdict is CopyVerdict.REFUSED
+            if is_damaged:
+                try:
+                    image.verify()
+                except CorruptPart as error:
+                    image.path.unlink(missing_ok=True)
+                    self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
+        finally:
+            image.close()
+
+    @contextmanager
+    def _offered(self, transfer: Transfer, streams: int) -> Iterator[CopyAnswer]:
+        """Yield the answer that lets ``streams`` connections carry the bytes, or one where many are open."""
+        granted = min(streams, MAX_STREAMS) if len(self._channels) < _CROWDED else 1
+        if granted <= 1:
+            yield CopyAnswer(verdict=CopyVerdict.GO)
+            return
+        with transfer, self._open.offered(transfer) as ticket:
+            yield CopyAnswer(verdict=CopyVerdict.GO, streams=granted, ticket=ticket)
 
     def _welcome(self, put: Put) -> CopyAnswer | None:
         """Return the refusal of what does not belong to the generation that runs here.
@@ -134,6 +172,13 @@ class CopyServer:
 
 # Beyond this the image that comes in leaves the node's other users too little of its memory.
 _RESERVE = 0.02
+
+
+class Offered(Protocol):
+    """Grants a transfer some of the ``streams`` that were asked for."""
+
+    def __call__(self, transfer: Transfer, streams: int) -> AbstractContextManager[CopyAnswer]:
+        """Return the answer to send."""
 
 
 class PeerBuffers:
@@ -158,7 +203,7 @@ class PeerBuffers:
             return CopyAnswer(verdict=CopyVerdict.HAVE)
         return CopyAnswer(verdict=CopyVerdict.GO)
 
-    def take_in(self, put: Put, channel: CopyChannel) -> CopyAnswer:
+    def take_in(self, put: Put, channel: CopyChannel, offered: Offered) -> CopyAnswer:
         """Say GO and receive the image; what to answer at the end. Raises ``OSError`` of the channel.
 
         Whatever happens, the buffer holds the whole new image or none.
@@ -168,7 +213,7 @@ class PeerBuffers:
                 return _refused("an earlier copy of the same rank is still coming in", later=True)
             self._busy.add(put.rank)
         try:
-            return self._refill(put, channel)
+            return self._refill(put, channel, offered)
         except BufferInUse:
             return _refused("the buffer to refill is being read", later=True)
         finally:
@@ -181,7 +226,7 @@ class PeerBuffers:
             buffer.close()
         self._open.clear()
 
-    def _refill(self, put: Put, channel: CopyChannel) -> CopyAnswer:
+    def _refill(self, put: Put, channel: CopyChannel, offered: Offered) -> CopyAnswer:
         buffer = self._buffer(self._victim(put))
         if not _has_room(buffer, put.total):
             return _refused(f"its {self._folder.path.parent} has no room for {put.total} bytes")
@@ -192,8 +237,14 @@ class PeerBuffers:
         except OSError as error:
             return _refused(f"no memory for {put.total} bytes: {error}")
         try:
-            channel.send(CopyAnswer(verdict=CopyVerdict.GO))
-            channel.receive_into(view)
+            receiving = Receiving(channel, view)
+            with offered(receiving, put.streams) as go:
+                channel.send(go)
+                if go.streams > 1:
+                    receiving.carry(channel)
+                    receiving.finish()
+                else:
+                    channel.receive_into(view)
             try:
                 header = buffer.adopt()
             except CheckpointError as error:

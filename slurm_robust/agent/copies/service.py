@@ -16,6 +16,7 @@ from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.sender import PeerSender, RateLimit, SenderLaunch
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
+from slurm_robust.agent.copies.streams import streams_for
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
@@ -83,6 +84,7 @@ class CopyService:
         self._running: _Running | None = None
         self._fetches: Fetches | None = None
         self._pace = RateLimit(spec.copies.peer_bytes_s)
+        self._speed = 0.0  # of the interface, in bytes per second; 0: not known
         self._on_disk: tuple[Copy, ...] = ()
         self._here: _Here | None = None  # None: nothing is kept in this node's memory
         self._server: CopyServer | None = None
@@ -232,8 +234,9 @@ class CopyService:
 
     def pace_by(self, address: str) -> None:
         """Pace copies by the interface with ``address`` ("": not known yet), which others need, too."""
-        if not self._spec.copies.peer_bytes_s and address:
-            self._pace.bytes_s = PEER_SHARE * speed_of(interface_of(address))
+        if address:
+            self._speed = speed_of(interface_of(address))
+            self._pace.bytes_s = self._spec.copies.peer_bytes_s or PEER_SHARE * self._speed
 
     def launched(self, launch: Launch) -> None:
         """Prepare for the workers of ``launch``, which are about to start."""
@@ -246,9 +249,13 @@ class CopyService:
         for plan in memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
         self._check_disk_soon()
-        self._fetches = Fetches(launch, memory, self._key, self._notes)
+        asked = self._spec.copies.peer_streams
+        fetched = sum(bool(source.address) for source in launch.sources)
+        streams = streams_for(self._speed, fetched, asked)
+        self._fetches = Fetches(launch, memory, self._key, self._notes, streams)
         peers = launch.peers if self._spec.copies.peers else ()
-        generation = SenderLaunch(self._spec.run_id, launch.generation, launch.restore)
+        streams = streams_for(self._pace.bytes_s, len(peers), asked)
+        generation = SenderLaunch(self._spec.run_id, launch.generation, launch.restore, streams)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
         watch = SnapshotWatch(memory, launch, senders, self._here.flusher.on_images, self._notes)
         self._running = _Running(launch, senders, watch)
