@@ -171,7 +171,7 @@ class CheckpointConfig(Section):
     peer_streams: Annotated[_Streams | None, Meta(examples=[4])] = None
     """Number of TCP connections over which the copy of each rank goes to its peer, and comes for a restore.
     ``null``: as many as it takes if one carries 5 Gb/s, by the rate above and the number of ranks; see
-    [checkpoints](checkpoints.md#several-connections)."""
+    [checkpoints](checkpoints.md#snapshots-in-memory)."""
 
     every_s: Seconds = 600.0
     """Write a checkpoint from memory to storage when the newest one there is this old."""

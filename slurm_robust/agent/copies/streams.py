@@ -39,7 +39,7 @@ MAX_STREAMS = 16
 """Of one image."""
 
 MOST_STREAMS = 48
-"""Of a node in one direction. With more, each would wait for its turn longer than the other side for a byte."""
+"""Of a node in one direction. Of more, each would wait longer for its turn than the other side for a byte."""
 
 PIECE_BYTES = 4 * 2**20
 """Of a piece: 7 ms of :data:`STREAM_BYTES_S`, which is what the last one costs."""
@@ -84,12 +84,12 @@ class Transfer:
     ) -> None:
         with self._changed:
             self._is_over, why = True, self._error
-            for channel, carries in self._others.items():
-                if error is not None or not carries:
-                    channel.abort()
+            if error is not None:
+                self._abort_others()
+            # Those that are only about to carry find that there is nothing left.
+            self._others = {channel: True for channel, carries in self._others.items() if carries}
             if not self._changed.wait_for(lambda: not self._others, copychannel.PROGRESS_S):
-                for channel in self._others:
-                    channel.abort()
+                self._abort_others()
                 self._changed.wait_for(lambda: not self._others, copychannel.PROGRESS_S)
         if isinstance(error, OSError) and why is not None and why is not error:
             raise why from error  # the connection was cut only because another one had broken
@@ -108,7 +108,10 @@ class Transfer:
             self._changed.notify_all()
 
     def carry(self, channel: CopyChannel) -> None:
-        """Carry pieces until there are no more. If it breaks, all others end. Raises ``OSError``."""
+        """Carry pieces until there are no more. If it breaks, all others end. Raises ``OSError``.
+
+        After the end there are none.
+        """
         with self._changed:
             if channel in self._others:
                 self._others[channel] = True
@@ -123,9 +126,18 @@ class Transfer:
             if self._is_over:
                 return
             self._error = self._error or error
-            for channel in (self._main, *self._others):
-                channel.abort()
+            self._main.abort()
+            self._abort_others()
             self._changed.notify_all()
+
+    def _abort_others(self) -> None:
+        for channel in self._others:
+            channel.abort()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is carried any more."""
+        return self._is_over
 
     def _carry(self, channel: CopyChannel) -> None:
         raise NotImplementedError
@@ -155,7 +167,7 @@ class Sending(Transfer):
 
     def _take(self) -> int | None:
         with self._changed:
-            return next(self._places, None)
+            return None if self._is_over else next(self._places, None)
 
 
 class Receiving(Transfer):
@@ -179,7 +191,8 @@ class Receiving(Transfer):
                 raise ChannelError("the pieces that came do not make up the image")
 
     def _carry(self, channel: CopyChannel) -> None:
-        while count := channel.receive_piece(self._view):
+        view = memoryview(b"") if self._is_over else self._view
+        while count := channel.receive_piece(view):
             with self._changed:
                 self._missing -= count
                 self._changed.notify_all()
@@ -202,7 +215,10 @@ class OpenTransfers:
             del self._by_ticket[ticket]
 
     def join(self, channel: CopyChannel, request: Join) -> None:
-        """Answer, and carry pieces over ``channel`` if its ticket is good. Raises ``OSError``."""
+        """Answer, and carry pieces over ``channel`` if its ticket is good. Raises ``OSError``.
+
+        If the copy breaks, ``channel`` ends with it; the connection that agreed on the copy says why.
+        """
         transfer = self._by_ticket.get(request.ticket)
         if transfer is None or not transfer.enter(channel):
             channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason="that copy is over"))
@@ -210,6 +226,8 @@ class OpenTransfers:
         try:
             channel.send(CopyAnswer(verdict=CopyVerdict.GO))
             transfer.carry(channel)
+        except OSError:
+            channel.abort()
         finally:
             transfer.leave(channel)
 
@@ -255,8 +273,9 @@ class SideStreams:
             channel = channel or self._connect()
             is_good = not transfer.enter(channel) or _carried(transfer, channel, ticket)
         except OSError as error:
-            text = f"one of several connections for a copy failed: {error}"
-            self._notes.say("stream failed", text, _NOTE_EVERY_S)
+            if not transfer.is_over:
+                text = f"one of several connections for a copy failed, others go on: {error}"
+                self._notes.say("stream failed", text, _NOTE_EVERY_S)
         finally:
             if channel is not None and not is_good:
                 channel.close()
@@ -273,11 +292,18 @@ class SideStreams:
 
 
 def _carried(transfer: Transfer, channel: CopyChannel, ticket: str) -> bool:
-    """Carry pieces over ``channel``, which has entered, if the other side agrees."""
+    """Carry pieces over ``channel``, which has entered, if the other side agrees.
+
+    Returns whether the connection is still good. Raises ``OSError`` if it breaks before it carries any.
+    """
     try:
         channel.send(Join(ticket=ticket))
-        if channel.answer().verdict is CopyVerdict.GO:
-            transfer.carry(channel)
-        return True
+        is_welcome = channel.answer().verdict is CopyVerdict.GO
+        try:
+            if is_welcome:
+                transfer.carry(channel)
+            return True
+        except OSError:
+            return False  # so the copy is over, and its first connection says why
     finally:
         transfer.leave(channel)
