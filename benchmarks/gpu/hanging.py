@@ -42,17 +42,21 @@ def main() -> None:
 def hang_on_gpu(mark: Path) -> None:
     torch.cuda.set_device(0)
     x = torch.ones(1 << 20, device="cuda")
-    for _ in range(5):
-        dist.all_reduce(x)
-    torch.cuda.synchronize()
     group = dist.new_group([0])
+
+    def step() -> torch.Tensor:
+        for _ in range(30):
+            dist.all_reduce(x)
+            y = x * 1.0001
+        dist.all_gather([torch.empty_like(x)], x, group=group)
+        return y.sum()
+
+    # Once before: communicators, memory and kernels that are not there yet would wait for what runs.
+    step().item()
     torch.cuda._sleep(int(_HANGS_S * 1.9e9))  # type: ignore[no-untyped-call]
-    for _ in range(30):
-        dist.all_reduce(x)
-        y = x * 1.0001
-    dist.all_gather([torch.empty_like(x)], x, group=group)
+    waited_for = step()
     mark.touch()
-    y.sum().item()
+    waited_for.item()
 
 
 def hang_on_rank(rank: int, mark: Path) -> None:
