@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,9 +20,10 @@ class CudaWorld:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        # What a kernel needs is loaded when it is launched first, for which the host waits.
+        # Kernels are loaded and torch's streams made when they are used first, for which the host waits.
         occupy(1e-6)
         self.add(self.tensor(0.0, 1), 1.0)
+        CUDA.stream(self.device)
 
     def tensor(self, value: float, elements: int) -> torch.Tensor:
         return torch.full((elements,), value, device=self.device)
@@ -36,8 +37,16 @@ class CudaWorld:
         occupy(1.0)
         yield
 
-    def capture(self) -> AbstractContextManager[object]:
-        return torch.cuda.graph(torch.cuda.CUDAGraph())
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                yield
+        except RuntimeError:
+            # torch's random numbers are captured until a capture has ended well.
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                pass
+            raise
 
 
 class TestCuda(GpusContract):

@@ -16,6 +16,7 @@ from slurm_robust.checkpoint.state import Snapshot, Training, apply
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
 from slurm_robust.model.copies import CheckpointId
 from tests.gpu.device import OnCuda, Unusual, copies
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -29,6 +30,8 @@ def test_a_large_state_is_put_back(folder: MemoryFolder, threads: int) -> None:
     model, live = Unusual(100_000_000), Unusual(100_000_000)
     training = OnCuda(folder, model)
     training.optimizer.step()
+    training.take(6)
+    wait_for(lambda: not training.snapshotter.reserving, 60.0, "its memory is not reserved")
     training.take(7)
     training.snapshotter.close()
     path = folder.find(0, CheckpointId(generation=1, step=7))
