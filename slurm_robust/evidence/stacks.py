@@ -13,7 +13,14 @@ import msgspec
 
 from slurm_robust.analysis.stacks.ranks import RankView, Reader, view
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Collective, Frame, Localisation, ProcessStacks, RankStacks
+from slurm_robust.model.stacks import (
+    POINT_TO_POINT,
+    Collective,
+    Frame,
+    Localisation,
+    ProcessStacks,
+    RankStacks,
+)
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count, fold_ranks, named_ranks, one_line
 
@@ -28,7 +35,6 @@ MAX_CALLS = 3
 
 _COMPLETED = "completed"
 # Each rank counts sends and receives for itself, so their numbers cannot be compared.
-_POINT_TO_POINT = ":p2p"
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in the kernel", "Z": "dead"}
 
 
@@ -191,7 +197,7 @@ class _Group:
         self.places: defaultdict[tuple[int, str, str], list[int]] = defaultdict(list)
 
     def add(self, rank: int, record: Collective) -> None:
-        number = 0 if record.group.endswith(_POINT_TO_POINT) else record.sequence
+        number = 0 if record.group.endswith(POINT_TO_POINT) else record.sequence
         self.places[number, record.operation, record.state].append(rank)
 
     @property
@@ -205,7 +211,7 @@ class _Group:
 
 def flight(stacks: Iterable[RankStacks]) -> list[str]:
     """Return process groups whose ranks wait in different operations, one by one; the others are counted."""
-    groups: dict[tuple[str, int, int], _Group] = {}
+    groups: dict[tuple[str, int, int, str], _Group] = {}
     recorded: set[int] = set()
     for stack in stacks:
         for record in stack.collectives:
@@ -227,7 +233,7 @@ def flight(stacks: Iterable[RankStacks]) -> list[str]:
 
 def _line(name: str, group: _Group, recorded: set[int]) -> str:
     """Return one group, or "" when all its ranks are in the same operation."""
-    pairs = name.endswith(_POINT_TO_POINT)
+    pairs = name.endswith(POINT_TO_POINT)
     absent = [] if pairs else group.absent(recorded)
     if len(group.places) == 1 and not absent and not pairs:
         return ""

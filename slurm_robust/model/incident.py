@@ -272,6 +272,8 @@ class StackLocation(Record):
     """The nodes of these ranks."""
     stack: str = ""
     """What the ranks did there."""
+    silent: bool = False
+    """They are named since nothing was heard of them (:attr:`.Localisation.silent`)."""
 
 
 class Verdict(Record):

@@ -6,6 +6,9 @@ from enum import Enum
 
 from slurm_robust.model.record import Record
 
+POINT_TO_POINT = ":p2p"
+"""Ends the name of a group where its sends and receives are meant, which are counted apart."""
+
 
 class ProcessKind(str, Enum):
     """What a process is for."""
@@ -71,11 +74,27 @@ class Collective(Record):
     """The group's global ranks."""
     enqueued: int = -1
     """The newest number, -1 for ``sequence``: with NCCL the host runs ahead of its GPU."""
+    peers: tuple[int, ...] = ()
+    """Places in the group of those to whom one kernel of several sends and receives goes."""
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        """The group by its name, first rank and size: to compare all ranks of large groups takes seconds."""
-        return self.group, self.ranks[0] if self.ranks else -1, len(self.ranks)
+    def key(self) -> tuple[str, int, int, str]:
+        """The group by its name, first rank and size: to compare all ranks of large groups takes seconds.
+
+        And the library: a group that has one for the CPU and one for the GPU counts in each for itself.
+        """
+        return self.group, self.ranks[0] if self.ranks else -1, len(self.ranks), self.library
+
+    @property
+    def library(self) -> str:
+        """What carries the operation out: ``nccl``, ``nccl2``, ``gloo``; "" if that is not known."""
+        library, _, name = self.operation.partition(":")
+        return library if name else ""
+
+    @property
+    def recorded_as(self) -> str:
+        """The library and the group, ``nccl:17:mesh_dp``, as in :attr:`.RankStacks.idle`."""
+        return f"{self.library}:{self.group.removesuffix(POINT_TO_POINT)}"
 
     @property
     def newest(self) -> int:
@@ -101,6 +120,11 @@ class RankStacks(Record):
     processes: tuple[ProcessStacks, ...] = ()
     collectives: tuple[Collective, ...] = ()
     """Operations that have not completed come in the order in which they were enqueued."""
+    idle: tuple[str, ...] = ()
+    """Groups of which a flight recorder that has answered shows no operation but sends and receives that have
+    ended: nothing of them is open, and how far the rank is in them is not known. (Some recorders show open
+    operations only.)
+    """
     source: str = ""
     """How they were taken: ``py-spy``, ``signal`` (the handler in the worker), "" when there are none."""
     took_s: float = 0.0
@@ -128,6 +152,8 @@ class Localisation(Record):
     reason: str = ""
     stack: str = ""
     """What ``ranks`` do."""
+    silent: bool = False
+    """``ranks`` are those of which nothing is heard, in the midst of others that wait. It convicts nobody."""
     halted: bool = False
     """Their processes are stopped or gone, which no code does to itself. (One that is blocked in the kernel
     may be waiting for storage, which is no fault of its node.)

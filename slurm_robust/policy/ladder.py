@@ -271,13 +271,19 @@ SAME_STEP = 1
 
 
 def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Judge on rung 4 by the stacks of all ranks, which place a hang or a slowdown."""
+    """Judge on rung 4 by the stacks of all ranks, which place a hang or a slowdown.
+
+    Silence convicts neither a node nor the code: where that would follow, the nodes are tested.
+    """
     found, place = fault.localisation, place_of(fault, state)
     if found is None or place is None:
         return None
     reason = f"{fault.detail}; {found.reason}"
     signature = Signature(kind=FaultKind.RANKS, key=f"{place.symptom.value} of {named_ranks(place.ranks)}")
     moved = moved_with_ranks(place, state)
+    stays, others = _stays_with(place, state)
+    if found.silent and (moved or others):
+        return None
     if moved is not None:
         return Verdict(
             rung=4,
@@ -289,7 +295,6 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
             allowed=0,
         )
     here = [p for p in state.world.places if p.symptom is place.symptom and set(p.nodes) == set(place.nodes)]
-    stays, others = _stays_with(place, state)
     if found.halted or others:
         nodes, why = place.nodes, ""
         if others and set(stays) == set(nodes):
@@ -326,7 +331,8 @@ def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...],
     If two groups have no rank in common, these are the nodes that both have.
     """
     for before in state.world.places:
-        if before.symptom is not place.symptom or before.ranks == place.ranks:
+        is_alike = before.symptom is place.symptom and before.silent is place.silent
+        if not is_alike or before.ranks == place.ranks:
             continue
         if set(before.nodes) == set(place.nodes):
             return place.nodes, before.ranks
@@ -355,13 +361,21 @@ def place(symptom: Symptom, found: Localisation, state: JobState) -> StackLocati
     """Return the place of a fault that stacks name ranks for; the step is the newest that is done."""
     nodes = dict.fromkeys(state.world.placement.node_of(rank) for rank in found.ranks)
     step = max(state.world.steps_here, state.world.restored_step)
-    return StackLocation(symptom=symptom, step=step, ranks=found.ranks, nodes=tuple(nodes), stack=found.stack)
+    return StackLocation(
+        symptom=symptom,
+        step=step,
+        ranks=found.ranks,
+        nodes=tuple(nodes),
+        stack=found.stack,
+        silent=found.silent,
+    )
 
 
 def moved_with_ranks(place: StackLocation, state: JobState) -> StackLocation | None:
     """Return the same fault on other nodes before, None if none was. A hang is the same at the same step."""
     for before in state.world.places:
         is_alike = before.ranks == place.ranks or before.stack == place.stack != ""
+        is_alike = is_alike and before.silent is place.silent
         is_here = place.symptom is Symptom.SLOW or abs(before.step - place.step) <= SAME_STEP
         is_elsewhere = before.symptom is place.symptom and not set(before.nodes) & set(place.nodes)
         if is_alike and is_here and is_elsewhere:

@@ -86,8 +86,9 @@ class Sampling:
         self._samples = [*self._samples, sample][-HANG_SAMPLES:]
         computing = awaited(sample, layout)
         ranks = found.ranks or computing
-        if len(self._in_question | set(ranks)) <= MAX_NATIVE:
-            self._in_question.update(ranks)
+        for few in (ranks, found.outliers):
+            if len(self._in_question | set(few)) <= MAX_NATIVE:
+                self._in_question.update(few)
         # A rank that waits makes no progress, even if it uses a processor: waits for a GPU spin.
         is_own = set(ranks) <= set(computing)
         if not found.halted and is_own and (later := self._may_go_on(ranks, now)) is not None:

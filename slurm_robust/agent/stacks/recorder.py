@@ -1,7 +1,10 @@
 """The flight recorder of a worker, asked at the server that PyTorch runs in threads of C++.
 
 The server (``torch._C._distributed_c10d._WorkerServer``) answers whichever thread holds the interpreter.
-gloo's entries are at ``fr_trace_json`` and NCCL's at ``dump_nccl_trace_json``.
+gloo's entries are at ``fr_trace_json`` and those of ``ProcessGroupNCCL`` at ``dump_nccl_trace_json``. The
+backends nccl2 and nccl-lazy have recorders of their own at ``fr_trace_json``, by a parameter that releases
+without them ignore (``control_plane/Handlers.cpp``): their answer is gloo's again. These recorders show only
+what has not completed.
 """
 
 from __future__ import annotations
@@ -15,11 +18,19 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Collective
+from slurm_robust.model.stacks import POINT_TO_POINT, Collective
 
-HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+HANDLERS = {
+    "gloo": "fr_trace_json",
+    "nccl2": "fr_trace_json?backend=nccl2",
+    "nccl-lazy": "fr_trace_json?backend=nccl-lazy",
+    # At the end: it asks the driver, and waits for it.
+    "nccl": "dump_nccl_trace_json",
+}
+"""Where each library's recorder answers."""
 
 _COMPLETED = "completed"
+_PEER = re.compile(r"(?:->|<-)\s*(\d+)")
 _CHUNK_BYTES = 256 * 1024
 
 
@@ -34,6 +45,7 @@ class _Entry(Record):
 
 
 class _Group(Record):
+    desc: str = ""
     ranks: str = ""
 
 
@@ -46,13 +58,28 @@ class _Dump(Record):
 _dumps = msgspec.json.Decoder(_Dump)
 
 
-def take(address: Path, deadline: float) -> tuple[Collective, ...]:
+class Recorded(Record):
+    """What the flight recorders of a worker have answered."""
+
+    collectives: tuple[Collective, ...] = ()
+    """As in :class:`.RankStacks`."""
+    idle: tuple[str, ...] = ()
+    """As in :class:`.RankStacks`."""
+
+
+def take(address: Path, deadline: float) -> Recorded:
     """Take what the worker's process groups did last, at the latest at ``deadline`` (monotonic seconds).
 
-    Returns nothing if the worker does not answer.
+    Holds nothing if the worker does not answer.
     """
-    answers = (ask(address, handler, deadline) for handler in HANDLERS)
-    return tuple(collective for answer in answers for collective in parse(answer))
+    answers: dict[bytes, str] = {}
+    for library, handler in HANDLERS.items():
+        answers.setdefault(ask(address, handler, deadline), library)
+    found = [parse(answer, library) for answer, library in answers.items()]
+    return Recorded(
+        collectives=tuple(collective for each in found for collective in each.collectives),
+        idle=tuple(group for each in found for group in each.idle),
+    )
 
 
 def ask(address: Path, handler: str, deadline: float) -> bytes:
@@ -72,21 +99,25 @@ def ask(address: Path, handler: str, deadline: float) -> bytes:
     return body if b" 200 " in head.partition(b"\r\n")[0] else b""
 
 
-def parse(dump: bytes) -> tuple[Collective, ...]:
-    """Parse from a flight recorder's JSON how far each process group is; nothing from anything else.
+def parse(dump: bytes, library: str) -> Recorded:
+    """Parse from the JSON of a library's recorder how far each process group is; nothing from anything else.
 
     The result holds the oldest collective that has not completed (the newest if all have) with the newest
     number, and under the group's name with ``:p2p`` the oldest send or receive that has not completed: these
-    are counted apart, and differently on each rank.
+    are counted apart, and differently on each rank. Groups without either are idle.
     """
     try:
         found = _dumps.decode(dump)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ()
+        return Recorded()
     operations: dict[tuple[str, int], _Operation] = {}
     for entry in found.entries:  # oldest first
         group = ":".join(entry.process_group)
-        key = (f"{group}:p2p", entry.p2p_seq_id) if entry.is_p2p else (group, entry.collective_seq_id)
+        key = (
+            (f"{group}{POINT_TO_POINT}", entry.p2p_seq_id)
+            if entry.is_p2p
+            else (group, entry.collective_seq_id)
+        )
         operations.setdefault(key, _Operation()).entries.append(entry)
     newest: dict[str, int] = {}
     oldest: dict[str, int] = {}
@@ -96,11 +127,15 @@ def parse(dump: bytes) -> tuple[Collective, ...]:
             oldest.setdefault(group, number)
     # Dictionaries keep the order: what has not completed as it was enqueued, then the rest.
     at = oldest | {group: newest[group] for group in newest if group not in oldest}
-    return tuple(
+    collectives = tuple(
         operations[group, number].collective(group, newest[group], found.pg_config)
         for group, number in at.items()
         if group in oldest or not operations[group, number].is_p2p
     )
+    shown = {collective.recorded_as for collective in collectives}
+    # gloo's recorder has one group without name and ranks.
+    groups = (f"{library}:{name}:{group.desc}" for name, group in found.pg_config.items() if _numbers(group))
+    return Recorded(collectives=collectives, idle=tuple(name for name in groups if name not in shown))
 
 
 class _Operation:
@@ -123,8 +158,11 @@ class _Operation:
 
     def collective(self, group: str, newest: int, groups: dict[str, _Group]) -> Collective:
         first, last = self.entries[0], self.entries[-1]
-        # Several sends and receives in one kernel have several peers, which are left out.
+        # Of several sends and receives in one kernel there is one operation, with several peers.
         several = self.is_p2p and len(self.entries) > 2
+        peers = (
+            {int(peer) for e in self.entries for peer in _PEER.findall(e.profiling_name)} if several else ()
+        )
         return Collective(
             group=group,
             sequence=last.p2p_seq_id if self.is_p2p else last.collective_seq_id,
@@ -132,6 +170,7 @@ class _Operation:
             state=self.state,
             ranks=_ranks(groups, last.process_group),
             enqueued=newest,
+            peers=tuple(sorted(peers)),
         )
 
 
@@ -141,7 +180,10 @@ def _state(entry: _Entry) -> str:
 
 
 def _ranks(groups: dict[str, _Group], names: Iterable[str]) -> tuple[int, ...]:
-    group = next((groups[name] for name in names if name in groups), _Group())
+    return _numbers(next((groups[name] for name in names if name in groups), _Group()))
+
+
+def _numbers(group: _Group) -> tuple[int, ...]:
     return tuple(int(rank) for rank in re.findall(r"\d+", group.ranks))
 
 

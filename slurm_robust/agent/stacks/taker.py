@@ -12,10 +12,10 @@ from msgspec import structs
 
 from slurm_robust.agent.stacks import handler, pyspy, ras, recorder
 from slurm_robust.agent.stacks.pyspy import CannotTake
+from slurm_robust.agent.stacks.recorder import Recorded
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import (
     Absent,
-    Collective,
     Frame,
     ProcessKind,
     ProcessStacks,
@@ -33,6 +33,8 @@ BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
 # were asked, and nothing is waited for any more. The rest is for the system.
 _READ_SHARE, _ANSWER_SHARE = 0.3, 0.15
 _ALL_READ, _ALL_ASKED, _END = 0.6, 0.85, 0.95
+
+_NOTHING = Recorded()
 
 # States of proc_pid_stat(5); a signal wakes the first two.
 _RUNNING, _SLEEPING, _UNINTERRUPTIBLE = "R", "S", "D"
@@ -180,18 +182,19 @@ class _Taking:
         return sample.seen(threads, BY_PYSPY)
 
     def _finish(self, rank: _Rank) -> RankStacks:
-        collectives = self._collectives(rank.samples[0].stacks, rank.known)
+        recorded = self._recorded(rank.samples[0].stacks, rank.known)
         samples = tuple(self._ask(_settled(sample), rank.known) for sample in rank.samples)
-        return self._stacks(structs.replace(rank, samples=samples), collectives)
+        return self._stacks(structs.replace(rank, samples=samples), recorded)
 
-    def _stacks(self, rank: _Rank, collectives: tuple[Collective, ...] = ()) -> RankStacks:
+    def _stacks(self, rank: _Rank, recorded: Recorded = _NOTHING) -> RankStacks:
         return RankStacks(
             rank=rank.rank,
             node=self._node,
             processes=tuple(
                 sample.stacks for sample in rank.samples if sample.stacks.kind is not ProcessKind.OTHER
             ),
-            collectives=collectives,
+            collectives=recorded.collectives,
+            idle=recorded.idle,
             source=next((sample.source for sample in rank.samples if sample.source), ""),
             took_s=time.monotonic() - self._began,
             native=rank.rank in self._native,
@@ -206,16 +209,16 @@ class _Taking:
         except CannotTake as error:
             return sample.failed(str(error))
 
-    def _collectives(self, worker: ProcessStacks, known: Path | None) -> tuple[Collective, ...]:
+    def _recorded(self, worker: ProcessStacks, known: Path | None) -> Recorded:
         # The server's threads are stopped with the others.
         if not worker.state or worker.state in proc.STOPPED | proc.DEAD:
-            return ()
+            return _NOTHING
         try:
             file = handler.stacks_file(worker.pid, known)
         except OSError:
-            return ()
+            return _NOTHING
         if file is None:
-            return ()
+            return _NOTHING
         return recorder.take(file.with_suffix(RECORDER_SUFFIX), self._soon(_ANSWER_SHARE, _ALL_ASKED))
 
     def _at(self, share: float) -> float:

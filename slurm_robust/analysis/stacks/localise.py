@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import chain, combinations, product
 
 from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
-from slurm_robust.analysis.stacks.ranks import RankView, views, without_libraries
+from slurm_robust.analysis.stacks.ranks import RankView, shows_libraries, views, without_libraries
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -69,10 +69,10 @@ def localise(
     # While training goes on an operation may be on its way by chance, and its rank may compute anyway.
     may_wait = frozenset() if moving else unclear(taken, seen)
     may_wait |= {rank for rank, view in inside.items() if view.activity.waits}
-    scene = _Scene(seen, layout, most_share, may_wait)
+    scene = _Scene(seen, layout, most_share, may_wait, _working(taken, seen, inside))
     if all(view.activity is Activity.SILENT for view in scene.views.values()):
         return scene.nobody("no stacks could be taken")
-    named = _halted(scene) or _absent(scene, taken) or _behind(scene, taken) or _elsewhere(scene)
+    named = _halted(scene) or _absent(scene, taken) or _behind(scene, taken, moving) or _elsewhere(scene)
     return named or _differing(scene, moving)
 
 
@@ -85,8 +85,10 @@ class _Scene:
         layout: ParallelLayout,
         most_share: float,
         unclear: frozenset[int],
+        working: frozenset[int],
     ) -> None:
         self.views = views
+        self.working = working
         self.layout = layout
         self.most_share = most_share
         self.unclear = frozenset(rank for rank in unclear if views[rank].activity in _LIKE_A_WAIT)
@@ -139,9 +141,10 @@ class _Scene:
         """Return what most of the others do."""
         return f"{len(self.healthy)} of {len(self.views)} ranks do what most do"
 
-    def nobody(self, reason: str) -> Localisation:
-        """Return no verdict."""
-        return Localisation(outliers=tuple(sorted(self.outliers)), healthy=len(self.healthy), reason=reason)
+    def nobody(self, reason: str, ranks: Collection[int] = ()) -> Localisation:
+        """Return no verdict; ``ranks`` are in question."""
+        outliers = tuple(sorted(self.outliers.union(ranks)))
+        return Localisation(outliers=outliers, healthy=len(self.healthy), reason=reason)
 
     def exact(self, ranks: Collection[int], confidence: float, reason: str) -> Localisation:
         """Return these ranks, if they are few enough."""
@@ -158,22 +161,23 @@ class _Scene:
             halted=set(ranks) <= self.doing(*_HALTED),
         )
 
-    def group(self, ranks: Collection[int], reason: str) -> Localisation:
+    def group(self, ranks: Collection[int], reason: str, *, silent: bool = False) -> Localisation:
         """Return the smallest group that covers these ranks, if there is one that is small enough."""
         total = node_count(self.layout)
         groups = covering(ranks, self.layout, self.most_share * total)
         if not groups:
             text = f"no parallel group of at most {self.most_share:.0%} of the nodes covers them"
-            return self.nobody(f"{reason}; {text}")
+            return self.nobody(f"{reason}; {text}", ranks)
         found = groups[0]
         return Localisation(
             outliers=tuple(sorted(self.outliers | set(ranks))),
             ranks=tuple(sorted(found.ranks)),
             group=found.name,
             healthy=len(self.healthy - set(ranks)),
-            confidence=round(0.4 + 0.4 * len(ranks) / len(found.ranks), 2),
+            confidence=0.4 if silent else round(0.4 + 0.4 * len(ranks) / len(found.ranks), 2),
             reason=f"{reason}; the smallest group with all of them is {found.name}",
             stack=self.views[min(ranks)].describe(),
+            silent=silent,
         )
 
 
@@ -220,17 +224,43 @@ def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
     return scene.exact(ranks, _SURE[Activity.KERNEL], f"NCCL RAS misses them; {scene.describe(ranks)}")
 
 
-def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
+def _working(
+    stacks: Iterable[RankStacks], seen: Mapping[int, RankView], inside: Mapping[int, RankView]
+) -> frozenset[int]:
+    """Return the ranks that do something of their own beyond doubt, by the calls in their libraries, too.
+
+    Without those a wait for the GPU looks like a computation, and whoever sleeps may wait in a library.
+    """
+    computing = {
+        stack.rank
+        for stack in stacks
+        if stack.native and shows_libraries(stack) and inside[stack.rank].activity is Activity.COMPUTE
+    }
+    computing = {rank for rank in computing if not inside[rank].sleeps}
+    return frozenset(computing | {rank for rank, view in seen.items() if view.activity in _OF_STORAGE})
+
+
+def _behind(scene: _Scene, stacks: Sequence[RankStacks], moving: bool) -> Localisation | None:
     """Return the ranks that have not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
-    found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)
+    found = recorded(
+        stacks,
+        lambda rank: rank not in waiting and rank not in scene.healthy,
+        lambda rank: rank in scene.working,
+    )
     if found is None or not found.ranks <= scene.views.keys():
+        return None
+    # While training goes on, a recorder that does not answer says nothing of who is slow. If most do not, it
+    # is rather that they are off.
+    heard = sum(bool(stack.collectives or stack.idle) for stack in stacks)
+    if found.silent and (moving or 2 * heard <= len(scene.views)):
         return None
     reason = f"flight recorder: {found.reason}"
     # Nodes whose ranks all wait in what the recorder does not show wait for each other: one is at fault.
     wait = all(scene.views[rank].activity.waits for rank in found.ranks)
     if not found.exact or (wait and len(nodes_of(found.ranks, scene.layout)) > 1):
-        return scene.group(found.ranks, f"{reason}; {scene.describe(found.ranks)}" if wait else reason)
+        reason = f"{reason}; {scene.describe(found.ranks)}" if wait else reason
+        return scene.group(found.ranks, reason, silent=found.silent)
     return scene.exact(found.ranks, 0.9, f"{reason}; {scene.describe(found.ranks)}")
 
 
@@ -467,4 +497,5 @@ def _of_rounds(best: _Candidate, rounds: int) -> Localisation:
         confidence=round(share * sum(found.confidence for found in best.votes) / len(best.votes), 2),
         reason=f"flagged in {len(best.votes)} of {rounds} sample rounds: {last.reason}",
         stack=last.stack,
+        silent=any(found.silent for found in best.votes),
     )

@@ -210,6 +210,12 @@ def without_libraries(stack: RankStacks) -> RankStacks:
     return structs.replace(stack, processes=processes)
 
 
+def shows_libraries(stack: RankStacks) -> bool:
+    """Return whether calls in libraries are there: they may have been asked for and not been read in time."""
+    threads = (t for p in stack.processes if p.kind is ProcessKind.WORKER for t in p.threads)
+    return any(is_native(frame.file) for thread in threads for frame in thread.frames)
+
+
 def view(stack: RankStacks, reader: Reader) -> RankView:
     """Return what this rank does."""
     worker = next((p for p in stack.processes if p.kind is ProcessKind.WORKER), None)

@@ -8,6 +8,10 @@ never came to it.
 A rank that is awaited may itself wait for another one in another group. So at fault are those that others
 wait for and that do not wait themselves; if all of these are in an operation that all its ranks have begun
 and none ends, it is the communication of that group.
+
+A rank whose recorder has answered and shows nothing open has not come, or has ended the operation before the
+others: it is awaited, though not exactly. One whose recorder does not answer is no witness: of an operation
+that all others of its group have begun it may be the cause, so nobody else is named for it.
 """
 
 from __future__ import annotations
@@ -23,17 +27,19 @@ from slurm_robust.util.text import fold_ranks
 _COMPLETED, _STARTED = "completed", "started"
 _POINT_TO_POINT = re.compile(r"(^|[:_\s])(i?send|i?recv|coalesced$)")
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
-_HOSTS_OWN = "gloo:"
-"""gloo's operations begin when they are enqueued, and are ``scheduled`` to their end."""
+_HOSTS_OWN = "gloo"
+"""Its operations begin when they are enqueued, and are ``scheduled`` to their end."""
 
 
-class Recorded(Record):
+class Blamed(Record):
     """Whom the recorder blames."""
 
     ranks: frozenset[int]
     exact: bool
-    """False if all have begun an operation that none of them ends."""
+    """False if all have begun an operation that none of them ends, or if they may have ended it."""
     reason: str
+    silent: bool = False
+    """Nothing is heard of them; the others of their group wait."""
 
 
 class _Question(Record):
@@ -44,41 +50,64 @@ class _Question(Record):
     """Ranks that are in it."""
     awaited: frozenset[int]
     """Ranks that have not come to it."""
+    idle: frozenset[int]
+    """Those of them that have nothing open, and may also have ended it."""
     odd: frozenset[int]
     """Ranks that have called another one in its place."""
+    silent: frozenset[int]
+    """Ranks of which nothing is known."""
 
     @property
     def what(self) -> str:
         return f"{self.operation.operation} {self.operation.sequence} of group {self.operation.group}"
 
 
-def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Recorded | None:
-    """Return whom the recorder blames; None for no rank. ``is_busy``: this rank's host does not wait."""
-    groups, pairs = _records(stacks)
-    every = [found for members in groups.values() if (found := _question(members)) is not None]
+def recorded(
+    stacks: Sequence[RankStacks], is_busy: Callable[[int], bool], shows_work: Callable[[int], bool]
+) -> Blamed | None:
+    """Return whom the recorder blames; None for no rank.
+
+    ``is_busy``: this rank's host does not seem to wait; ``shows_work``: its calls leave no doubt of that.
+    """
+    records = _Records(stacks)
+    pairs = records.pairs
+    every = [found for group in records.groups.values() if (found := _question(group)) is not None]
     for group in every:
         if group.odd:
             reason = f"{_ranks(group.odd)} called another operation than the others' {group.what}"
-            return Recorded(ranks=group.odd, exact=True, reason=reason)
+            return Blamed(ranks=group.odd, exact=True, reason=reason)
     held_up = [group for group in every if group.awaited]
     awaited = {rank: group for group in held_up for rank in group.awaited}
     blocked = frozenset().union(*(group.waiting for group in held_up), pairs)
-    known = {stack.rank for stack in stacks if stack.collectives}
-    asked = {*awaited, *(peer for peer in pairs.values() if peer is not None and peer in known)}
+    heard, idle, unheard = records.peers()
+    asked = {*awaited, *heard}
     roots = {rank for rank in asked if is_busy(rank) or rank not in blocked}
     stuck = [group for group in every if not group.awaited and group.waiting & roots]
     inside = frozenset(rank for group in stuck for rank in group.waiting if not is_busy(rank))
     if named := frozenset(roots - inside):
+        come = frozenset().union(*(group.awaited - group.idle for group in held_up), heard - idle)
+        sure = frozenset(rank for rank in named if rank in come or shows_work(rank))
+        named = sure or named
         what = next((awaited[rank].what for rank in sorted(named) if rank in awaited), "a send or receive")
-        return Recorded(ranks=named, exact=True, reason=f"{_ranks(named)} did not come to {what}")
+        doubt = "" if sure else " or have ended it before the others: they have nothing open"
+        return Blamed(ranks=named, exact=bool(sure), reason=f"{_ranks(named)} did not come to {what}{doubt}")
+    if silent := frozenset().union(*(group.silent for group in stuck)):
+        reason = (
+            f"{_ranks(inside)} have begun {stuck[0].what}, which does not end, and no recorder answers of "
+            f"{_ranks(silent)}, which belong to it"
+        )
+        return Blamed(ranks=silent, exact=False, reason=reason, silent=True)
     if inside:
         reason = f"{_ranks(inside)} have all begun {stuck[0].what} and none ends it"
-        return Recorded(ranks=inside, exact=False, reason=reason)
-    if both := frozenset(
-        rank for rank, peer in pairs.items() if peer is not None and pairs.get(peer) == rank
-    ):
+        return Blamed(ranks=inside, exact=False, reason=reason)
+    # Who is in a kernel of several waits for any of its peers.
+    facing = {rank for rank, peers in pairs.items() if len(peers) == 1 and rank in pairs.get(min(peers), ())}
+    if both := records.ends() or frozenset(facing if not unheard else ()):
         reason = f"{_ranks(both)} have begun to send to and receive from each other and do not end"
-        return Recorded(ranks=both, exact=False, reason=reason)
+        return Blamed(ranks=both, exact=False, reason=reason)
+    if unheard:
+        reason = f"others wait to send to or receive from {_ranks(unheard)}, of which no recorder answers"
+        return Blamed(ranks=unheard, exact=False, reason=reason, silent=True)
     return None
 
 
@@ -88,19 +117,22 @@ def unclear(stacks: Sequence[RankStacks], ranks: Iterable[int]) -> frozenset[int
     These are all whose GPU or library stands in an operation with others and, once there were such
     operations, those of which the recorder says nothing. Empty if no rank waits.
     """
-    is_timed = _is_timed(stacks)
-    held = {s.rank for s in stacks if any(is_in for _, is_in in _places(s.collectives, is_timed))}
-    known = {stack.rank for stack in stacks if stack.collectives}
-    records = [record for stack in stacks for record in stack.collectives]
+    timed = _timed(stacks)
+    held = {s.rank: [r.library for r, is_in in _places(s.collectives, timed) if is_in] for s in stacks}
+    held = {rank: libraries for rank, libraries in held.items() if libraries}
+    on_gpus = {library for libraries in held.values() for library in libraries} - {_HOSTS_OWN}
+    # What gloo's recorder says of a rank says nothing of its GPU.
+    known = {s.rank for s in stacks for r in s.collectives if not on_gpus or r.library != _HOSTS_OWN}
+    records = (record for stack in stacks for record in stack.collectives)
     is_begun = any(record.state == _COMPLETED or record.sequence > 1 for record in records)
-    return frozenset(held | (set(ranks) - known if held and is_begun else set()))
+    return frozenset(held.keys() | (set(ranks) - known if held and is_begun else set()))
 
 
 def _ranks(ranks: frozenset[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
-_Key = tuple[str, int, int]
+_Key = tuple[str, int, int, str]
 """Key of a process group (:attr:`.Collective.key`)."""
 
 
@@ -112,72 +144,135 @@ class _Place(Record):
     """It waits there, and has not only enqueued the operation for later."""
 
 
-_Members = dict[int, _Place | None]
+class _Group:
+    """A process group, and what its ranks have said of it."""
+
+    def __init__(self, example: Collective) -> None:
+        self.example = example
+        self.ranks = frozenset(example.ranks)
+        self.places: dict[int, _Place] = {}
+        self.absent: set[int] = set()
+        """Ranks whose recorder shows what has ended, and nothing of this group."""
+        self.idle: set[int] = set()
+        """Ranks whose recorder has nothing open, and does not show what has ended."""
+
+    @property
+    def silent(self) -> frozenset[int]:
+        return self.ranks - self.places.keys() - self.absent - self.idle
 
 
-def _is_timed(stacks: Iterable[RankStacks]) -> bool:
-    """Return whether the recorder shows ``started``: only with TORCH_NCCL_ENABLE_TIMING."""
-    return any(record.state == _STARTED for stack in stacks for record in stack.collectives)
+def _timed(stacks: Iterable[RankStacks]) -> set[str]:
+    """Return the libraries whose recorder shows ``started``: NCCL's with TORCH_NCCL_ENABLE_TIMING."""
+    return {record.library for stack in stacks for record in stack.collectives if record.state == _STARTED}
 
 
-def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collective, bool]]:
+def _places(records: Iterable[Collective], timed: set[str]) -> list[tuple[Collective, bool]]:
     """Return the records of one rank, and whether it is in that operation.
 
     If the recorder does not show what has started, a GPU is in what its host has enqueued first.
     """
-    found, is_first = [], True
+    found, waiting = [], set[str]()
     for record in records:
-        waits = record.state != _COMPLETED
-        if record.operation.startswith(_HOSTS_OWN):
-            found.append((record, waits))
-            continue
-        found.append((record, record.state == _STARTED if is_timed else waits and is_first))
-        is_first = is_first and not waits
+        waits, library = record.state != _COMPLETED, record.library
+        if library == _HOSTS_OWN:
+            is_in = waits
+        elif library in timed:
+            is_in = record.state == _STARTED
+        else:
+            is_in = waits and library not in waiting
+        found.append((record, is_in))
+        if waits:
+            waiting.add(library)
     return found
 
 
-def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
-    """Return each rank's place by group, and which rank waits for which in sends and receives.
+class _Records:
+    """What the recorders of all ranks say."""
 
-    Groups with sends and receives have no common count of operations. For several in one kernel
-    (``coalesced``) the recorder does not show the peers: None.
-    """
-    groups: defaultdict[_Key, _Members] = defaultdict(dict)
-    pairs: dict[int, int | None] = {}
-    uncounted: set[_Key] = set()
-    known: dict[_Key, tuple[int, ...]] = {}
-    with_records = {stack.rank: stack.collectives for stack in stacks if stack.collectives}
-    is_timed = _is_timed(stacks)
-    for rank, collectives in with_records.items():
-        for record, is_in in _places(collectives, is_timed):
-            key = record.key
-            known.setdefault(key, record.ranks)
-            if _POINT_TO_POINT.search(record.operation):
-                uncounted.add(key)
-                if is_in:
-                    pairs[rank] = _peer(record)
-                continue
-            before = groups[key].get(rank)
-            if before is None or before.record.newest < record.newest:
-                groups[key][rank] = _Place(record=record, is_in=is_in)
-    for key, members in groups.items():
-        members |= {rank: None for rank in known[key] if rank in with_records and rank not in members}
-    return {key: members for key, members in groups.items() if key not in uncounted}, pairs
+    def __init__(self, stacks: Sequence[RankStacks]) -> None:
+        self.groups: dict[_Key, _Group] = {}
+        """Without those of sends and receives, which have no common count of operations."""
+        self.pairs: dict[int, frozenset[int]] = {}
+        """Whom each rank waits for that is in a send or receive; empty if that is not known."""
+        self._in: dict[int, Collective] = {}  # the send or receive that each of these is in
+        self._libraries: defaultdict[int, set[str]] = defaultdict(
+            set
+        )  # of a rank: it has operations of these
+        self._whole: defaultdict[int, set[str]] = defaultdict(set)  # and some that have ended
+        self._mentioned: defaultdict[int, set[str]] = defaultdict(set)  # groups that its recorders know
+        self._open: defaultdict[_Key, set[int]] = defaultdict(
+            set
+        )  # ranks with sends or receives that are open
+        timed = _timed(stacks)
+        for stack in stacks:
+            rank = stack.rank
+            self._mentioned[rank].update(stack.idle)
+            for record, is_in in _places(stack.collectives, timed):
+                key = record.key
+                self._libraries[rank].add(record.library)
+                self._mentioned[rank].add(record.recorded_as)
+                if record.state == _COMPLETED:
+                    self._whole[rank].add(record.library)
+                if _POINT_TO_POINT.search(record.operation):
+                    self._open[key].update([rank] if record.state != _COMPLETED else [])
+                    if is_in:
+                        self.pairs[rank], self._in[rank] = _peers(record), record
+                    continue
+                group = self.groups.setdefault(key, _Group(record))
+                before = group.places.get(rank)
+                if before is None or before.record.newest < record.newest:
+                    group.places[rank] = _Place(record=record, is_in=is_in)
+        for key in self._open:
+            self.groups.pop(key, None)
+        for group in self.groups.values():
+            for rank in group.ranks - group.places.keys():
+                if (is_idle := self._is_idle(rank, group.example)) is not None:
+                    (group.idle if is_idle else group.absent).add(rank)
+
+    def peers(self) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+        """Return those for whom others wait in sends and receives: heard, idle of those, and not heard."""
+        heard, idle, unheard = set[int](), set[int](), set[int]()
+        for rank, peers in self.pairs.items():
+            record = self._in[rank]
+            for peer in peers:
+                is_idle = peer not in self._open[record.key] and self._is_idle(peer, record)
+                (unheard if is_idle is None else heard).add(peer)
+                if is_idle:
+                    idle.add(peer)
+        return frozenset(heard), frozenset(idle), frozenset(unheard)
+
+    def ends(self) -> frozenset[int]:
+        """Return both ends of sends that both have begun."""
+        return frozenset(
+            rank
+            for rank, peers in self.pairs.items()
+            for peer in peers
+            if len(peers) == 1 and self.pairs.get(peer) == {rank} and self._sends(rank) != self._sends(peer)
+        )
+
+    def _sends(self, rank: int) -> bool:
+        return "send" in self._in[rank].operation
+
+    def _is_idle(self, rank: int, record: Collective) -> bool | None:
+        """Return whether a rank without this operation may have ended it; None if nothing is heard of it."""
+        library, group = record.library, record.recorded_as
+        if library in self._whole[rank]:
+            return False
+        if group in self._mentioned[rank]:
+            return True
+        return False if library in self._libraries[rank] else None
 
 
-def _peer(record: Collective) -> int | None:
+def _peers(record: Collective) -> frozenset[int]:
     """Read ``recv 2<-1``: the numbers are places in the group, the waiting rank's own first."""
     found = _PEERS.search(record.operation)
-    if found is None:
-        return None
-    peer = int(found[3])
-    return record.ranks[peer] if peer < len(record.ranks) else peer
+    places = record.peers or ((int(found[3]),) if found else ())
+    return frozenset(record.ranks[place] if place < len(record.ranks) else place for place in places)
 
 
-def _question(members: _Members) -> _Question | None:
+def _question(group: _Group) -> _Question | None:
     """Return the question; None if no rank waits in the group."""
-    places = {rank: place for rank, place in members.items() if place is not None}
-    open_ = {r: p for r, p in places.items() if p.record.state != _COMPLETED}
+    open_ = {r: p for r, p in group.places.items() if p.record.state != _COMPLETED}
     if not open_:
         return None
     number = min(place.record.sequence for place in open_.values())
@@ -185,13 +280,15 @@ def _question(members: _Members) -> _Question | None:
     waiting = frozenset(rank for rank, place in there.items() if place.is_in)
     if not waiting:
         return None  # all that have enqueued it stand elsewhere
-    absent = frozenset(r for r in members if r not in places or places[r].record.newest < number)
+    behind = {rank for rank, place in group.places.items() if place.record.newest < number}
     counts = Counter(place.record.operation for place in there.values())
     usual, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    is_clear = 2 * count > len(there)
+    is_clear = 2 * count > len(there) + len(group.silent)
     return _Question(
         operation=next(place.record for place in there.values() if place.record.operation == usual),
         waiting=waiting,
-        awaited=absent or frozenset(there) - waiting,
+        awaited=frozenset(behind | group.absent | group.idle) or frozenset(there) - waiting,
+        idle=frozenset(group.idle),
         odd=frozenset(r for r, p in there.items() if is_clear and p.record.operation != usual),
+        silent=group.silent,
     )
