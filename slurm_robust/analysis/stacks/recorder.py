@@ -171,18 +171,15 @@ def _places(records: Iterable[Collective], timed: set[str]) -> list[tuple[Collec
 
     If the recorder does not show what has started, a GPU is in what its host has enqueued first.
     """
-    found, waiting = [], set[str]()
+    found, is_first = [], True
     for record in records:
-        waits, library = record.state != _COMPLETED, record.library
-        if library == _HOSTS_OWN:
-            is_in = waits
-        elif library in timed:
-            is_in = record.state == _STARTED
-        else:
-            is_in = waits and library not in waiting
+        waits = record.state != _COMPLETED
+        if record.library == _HOSTS_OWN:
+            found.append((record, waits))
+            continue
+        is_in = record.state == _STARTED if record.library in timed else waits and is_first
         found.append((record, is_in))
-        if waits:
-            waiting.add(library)
+        is_first = is_first and not waits
     return found
 
 
@@ -247,7 +244,9 @@ class _Records:
             rank
             for rank, peers in self.pairs.items()
             for peer in peers
-            if len(peers) == 1 and self.pairs.get(peer) == {rank} and self._sends(rank) != self._sends(peer)
+            if len(peers) == 1
+            and self.pairs.get(peer) == frozenset((rank,))
+            and self._sends(rank) != self._sends(peer)
         )
 
     def _sends(self, rank: int) -> bool:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import Collective, Localisation, RankStacks
-from tests.unit.analysis.stacks.sample_stacks import ALL_REDUCE, COMPUTE, DATA, IRECV, PAPER, Frames, rank
+from slurm_robust.model.stacks import Collective, Frame, Localisation, RankStacks
+from tests.unit.analysis.stacks.sample_stacks import (
+    ALL_REDUCE,
+    COMPUTE,
+    DATA,
+    IRECV,
+    PAPER,
+    TORCH,
+    Frames,
+    rank,
+)
 from tests.unit.analysis.stacks.test_properties import layouts
 
 FOUR = ParallelLayout.fit(4, 1, {}, "dp")
@@ -228,7 +240,7 @@ def test_nodes_that_wait_for_each_other_in_what_the_recorder_does_not_show_are_a
     assert "did not come to gloo:all_reduce 10" in found.reason
 
 
-def test_a_peer_of_which_nothing_is_known_is_not_at_fault() -> None:
+def test_if_most_recorders_are_silent_silence_names_nobody() -> None:
     receives = record(3, operation="nccl:recv 0<-1")
     assert localise(stacks((receives,), (), (), ()), FOUR).ranks == ()
 
@@ -245,6 +257,158 @@ def test_ranks_without_a_recorder_are_named_by_what_they_visibly_do_only() -> No
 def test_before_its_first_operation_a_rank_has_no_record_and_is_named() -> None:
     given = [rank(number, ALL_REDUCE, collectives=(record(1, enqueued=9),)) for number in range(3)]
     assert localise([*given, rank(3, COMPUTE)], FOUR).ranks == (3,)
+
+
+EIGHT = ParallelLayout.fit(8, 1, {}, "dp")
+GEMM = (Frame(function="at::native::mm", file=f"{TORCH}/lib/libtorch_cpu.so"), *COMPUTE)
+SPINS = (Frame(function="cuStreamSynchronize", file="/usr/lib/libcuda.so.1"), *COMPUTE)
+
+
+def with_idle(number: int, *idle: str, frames: Frames = COMPUTE, **fields: Any) -> RankStacks:
+    """A rank whose recorder shows that it is in these groups, and nothing that is open."""
+    return structs.replace(rank(number, frames, state="R"), idle=idle, **fields)
+
+
+def waits_for_3(*, active: bool, last: RankStacks) -> Localisation:
+    """All but rank 3 wait; ``active``: in a backend whose recorder shows what is open only."""
+    library = "nccl2" if active else "nccl"
+    everyone = tuple(range(8))
+    waits = record(10, operation=f"{library}:all_reduce", state="scheduled", ranks=everyone)
+    others = [rank(number, COMPUTE, collectives=(waits,)) for number in everyone if number != 3]
+    return localise([*others, last], EIGHT)
+
+
+def test_who_answers_and_has_nothing_open_is_awaited_but_may_be_through() -> None:
+    found = waits_for_3(active=True, last=with_idle(3, "nccl2:0"))
+    assert (found.ranks, found.exact, found.silent) == ((3,), False, False)
+    assert "rank 3 did not come to nccl2:all_reduce 10 of group 0 or have ended it" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "exact"),
+    [(GEMM, "R", True), (GEMM, "S", False), (SPINS, "R", False), (COMPUTE, "R", False)],
+)
+def test_it_is_exactly_that_rank_if_its_calls_in_libraries_show_it_at_work(
+    frames: Frames, state: str, exact: bool
+) -> None:
+    last = structs.replace(rank(3, frames, state=state), idle=("nccl2:0",), native=True)
+    found = waits_for_3(active=True, last=last)
+    assert (found.ranks, found.exact) == ((3,), exact)
+
+
+def test_who_visibly_waits_for_data_and_has_nothing_open_is_named_exactly() -> None:
+    found = waits_for_3(active=True, last=with_idle(3, "nccl2:0", frames=DATA))
+    assert (found.ranks, found.exact) == ((3,), True)
+
+
+def test_a_recorder_that_shows_what_has_ended_shows_who_has_not_come() -> None:
+    done = record(9, state="completed", ranks=tuple(range(8)))
+    assert waits_for_3(active=False, last=rank(3, COMPUTE, collectives=(done,))).exact
+    # Of another group, in which this rank has ended something: of this one it has never been in any.
+    other = record(4, group="tp1", state="completed", ranks=(2, 3))
+    found = waits_for_3(active=False, last=with_idle(3, "nccl:0", collectives=(other,)))
+    assert (found.ranks, found.exact) == ((3,), True)
+
+
+def test_a_group_of_a_cpu_and_a_gpu_backend_is_counted_in_each() -> None:
+    """That gloo's recorder answers says nothing of a rank of which NCCL's does not."""
+    cpu = record(700, operation="gloo:barrier", state="completed", ranks=tuple(range(8)))
+    found = waits_for_3(active=False, last=rank(3, COMPUTE, collectives=(cpu,)))
+    assert (found.ranks, found.exact) == ((), False)
+    assert not waits_for_3(active=True, last=with_idle(3, "gloo:0")).exact
+
+
+def test_that_the_recorder_of_one_library_shows_what_has_started_says_nothing_of_another_ones() -> None:
+    """nccl-lazy never shows it: rank 0 waits there, for rank 1."""
+    waits, done = (record(10),), record(9, state="completed")
+    lazy = record(4, group="pp:p2p", operation="nccl-lazy:recv 0<-1", state="scheduled")
+    found = localise(stacks((done, lazy), (done,), waits, waits), FOUR)
+    assert (found.ranks, found.exact) == ((1,), True)
+
+
+PIPELINE = ParallelLayout.fit(8, 2, {"pp": 8}, "pp")
+
+
+def pipeline(*, batched: bool, silent: bool = False) -> Localisation:
+    """Eight stages that only send and receive; stage 2 has ended all that it enqueued, or is not heard."""
+    ranks, given = tuple(range(8)), []
+    for number in ranks:
+        if number == 2:
+            given.append(rank(2, COMPUTE) if silent else with_idle(2, "nccl:9:pp"))
+            continue
+        peers = tuple(peer for peer in (number - 1, number + 1) if 0 <= peer < 8)
+        to = number + 1 if number < 2 else number - 1
+        operation = "nccl:coalesced" if batched else f"nccl:recv {number}<-{to}"
+        open_ = structs.replace(
+            record(5, group="9:pp:p2p", operation=operation, ranks=ranks), peers=peers if batched else ()
+        )
+        given.append(rank(number, COMPUTE, collectives=(open_,)))
+    return localise(given, PIPELINE)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_pipeline_without_any_collective_names_the_stage_that_is_awaited(batched: bool) -> None:
+    found = pipeline(batched=batched)
+    assert (found.group, found.exact, found.silent) == ("node 2-3", False, False)
+    assert "rank 2 did not come to a send or receive" in found.reason
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_stage_that_is_not_heard_is_named_as_silent_and_none_of_its_neighbours(batched: bool) -> None:
+    found = pipeline(batched=batched, silent=True)
+    assert (found.group, found.exact, found.silent) == ("node 2-3", False, True)
+    assert "others wait to send to or receive from rank 2, of which no recorder answers" in found.reason
+
+
+SHARDS = ParallelLayout.fit(64, 8, {}, "dp")
+
+
+def hybrid_shards(
+    silent: Collection[int], *, gone: Collection[int] = (), moving: bool = False
+) -> Localisation:
+    """Four shard groups of two nodes: one operation of the first does not end, and all others wait for it."""
+    given = []
+    for number in range(64):
+        shard, place = divmod(number, 16)
+        ranks, replicas = tuple(range(shard * 16, shard * 16 + 16)), tuple(range(place, 64, 16))
+        inside = shard == 0
+        own = record(91, group=f"s{shard}", ranks=ranks, state="started" if inside else "completed")
+        ahead = record(46, group=f"r{place}", ranks=replicas, state="scheduled" if inside else "started")
+        if number not in gone:
+            given.append(rank(number, COMPUTE, collectives=() if number in silent else (own, ahead)))
+    return localise(given, SHARDS, tuple(gone), moving=moving)
+
+
+@pytest.mark.parametrize("silent", [(11,), tuple(range(8, 16)), tuple(range(9, 16))])
+def test_for_a_silent_recorder_none_of_its_neighbours_is_named(silent: tuple[int, ...]) -> None:
+    found = hybrid_shards(silent)
+    assert (found.group, found.exact, found.silent) == ("node 8-15", False, True)
+    assert "no recorder answers" in found.reason
+
+
+def test_a_node_of_which_nothing_is_heard_is_a_silent_witness_too() -> None:
+    found = hybrid_shards((), gone=range(8, 16))
+    assert (found.group, found.exact, found.silent) == ("node 8-15", False, True)
+
+
+def test_with_all_recorders_heard_it_is_the_groups_communication() -> None:
+    found = hybrid_shards(())
+    assert (found.exact, found.silent) == (False, False)
+    assert "ranks 0-15 have all begun nccl:all_reduce 91 of group s0 and none ends it" in found.reason
+
+
+def test_silence_says_nothing_of_who_is_slow() -> None:
+    assert hybrid_shards((11,), moving=True).ranks == ()
+
+
+def test_an_odd_operation_is_odd_only_if_most_of_the_whole_group_are_known_to_call_another() -> None:
+    usual, other = (
+        record(10, ranks=tuple(range(8))),
+        record(10, operation="nccl:broadcast", ranks=tuple(range(8))),
+    )
+    heard = [rank(n, COMPUTE, collectives=(other if n == 0 else usual,)) for n in range(8)]
+    assert (localise(heard, EIGHT).ranks, localise(heard, EIGHT).exact) == ((0,), True)
+    assert not localise([*heard[:4], *(rank(n, COMPUTE) for n in range(4, 8))], EIGHT).exact
 
 
 def standstill(layout: ParallelLayout, program: list[str], victim: int, stop: int) -> list[RankStacks]:
