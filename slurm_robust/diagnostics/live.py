@@ -345,6 +345,7 @@ def whole(stack: RankStacks) -> RenderableType:
         one_line(f"Rank {stack.rank} on {stack.node}{how}"),
         *(line for process in stack.processes for line in stack_text.process_lines(process)),
         *map(one_line, groups),
+        *(one_line(f"  group {name.partition(':')[2]}: nothing open") for name in stack.idle),
     )
     return Text("\n".join(("", *lines)))
 

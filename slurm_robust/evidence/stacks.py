@@ -192,8 +192,9 @@ def _frame(frame: Frame) -> str:
 class _Group:
     """One process group: its members, and which of them are in which operation."""
 
-    def __init__(self, members: tuple[int, ...]) -> None:
-        self.members = members
+    def __init__(self, example: Collective) -> None:
+        self.name, self.library, self.recorded_as = example.group, example.library, example.recorded_as
+        self.members = example.ranks
         self.places: defaultdict[tuple[int, str, str], list[int]] = defaultdict(list)
 
     def add(self, rank: int, record: Collective) -> None:
@@ -204,43 +205,49 @@ class _Group:
     def waits(self) -> bool:
         return any(state != _COMPLETED for _, _, state in self.places)
 
-    def absent(self, recorded: set[int]) -> list[int]:
+    def others(self, ranks: set[int]) -> list[int]:
+        """Return those of ``ranks`` that belong to it and are in no operation of it."""
         seen = {rank for ranks in self.places.values() for rank in ranks}
-        return [rank for rank in self.members if rank in recorded and rank not in seen]
+        return [rank for rank in self.members if rank in ranks and rank not in seen]
 
 
 def flight(stacks: Iterable[RankStacks]) -> list[str]:
     """Return process groups whose ranks wait in different operations, one by one; the others are counted."""
     groups: dict[tuple[str, int, int, str], _Group] = {}
-    recorded: set[int] = set()
+    recorded: defaultdict[str, set[int]] = defaultdict(set)
+    idle: defaultdict[str, set[int]] = defaultdict(set)
     for stack in stacks:
+        for name in stack.idle:
+            idle[name].add(stack.rank)
         for record in stack.collectives:
-            groups.setdefault(record.key, _Group(record.ranks)).add(stack.rank, record)
-            recorded.add(stack.rank)
-    waiting = [
-        (name, group) for (name, *_), group in sorted(groups.items(), key=lambda item: item[0]) if group.waits
+            groups.setdefault(record.key, _Group(record)).add(stack.rank, record)
+            recorded[record.library].add(stack.rank)
+    waiting = [group for _, group in sorted(groups.items(), key=lambda item: item[0]) if group.waits]
+    lines = [
+        line for group in waiting if (line := _line(group, recorded[group.library], idle[group.recorded_as]))
     ]
-    lines = [line for name, group in waiting if (line := _line(name, group, recorded))]
-    together, idle = len(waiting) - len(lines), len(groups) - len(waiting)
+    together, unused = len(waiting) - len(lines), len(groups) - len(waiting)
     more = len(lines) - MAX_GROUPS
     return [
         *lines[:MAX_GROUPS],
         *([f"and {count(more, 'process group')} more"] if more > 0 else []),
         *([f"{count(together, 'process group')} with all ranks in the same operation"] if together else []),
-        *([f"{count(idle, 'process group')} in which no rank waits"] if idle else []),
+        *([f"{count(unused, 'process group')} in which no rank waits"] if unused else []),
     ]
 
 
-def _line(name: str, group: _Group, recorded: set[int]) -> str:
+def _line(group: _Group, recorded: set[int], idle: set[int]) -> str:
     """Return one group, or "" when all its ranks are in the same operation."""
-    pairs = name.endswith(POINT_TO_POINT)
-    absent = [] if pairs else group.absent(recorded)
-    if len(group.places) == 1 and not absent and not pairs:
+    pairs = group.name.endswith(POINT_TO_POINT)
+    through = group.others(idle)
+    absent = [] if pairs else group.others(recorded - idle)
+    if len(group.places) == 1 and not absent and not through and not pairs:
         return ""
     parts = [_at(*item) for item in sorted(group.places.items())]
     parts += [f"{named_ranks(absent)} in none so far"] if absent else []
+    parts += [f"{named_ranks(through)} with nothing open"] if through else []
     size = f" ({count(len(group.members), 'rank')})" if group.members else ""
-    return f"{one_line(name)}{size}: {'; '.join(parts)}"
+    return f"{one_line(group.name)}{size}: {'; '.join(parts)}"
 
 
 def _at(place: tuple[int, str, str], ranks: list[int]) -> str:

@@ -205,7 +205,7 @@ def ranks_with(frames: int, ranks: int, *, alike: bool) -> list[RankStacks]:
 @pytest.mark.slow
 @pytest.mark.parametrize("alike", [True, False])
 def test_stacks_of_a_large_job_are_bounded(directory: JobDirectory, alike: bool) -> None:
-    stacks = ranks_with(60, 9600, alike=alike)
+    stacks = ranks_with(64, 9600, alike=alike)
     bundle.save_stacks(directory, 1, stacks, Localisation(outliers=(9599,)))
     folder = directory.incidents / "001"
     assert (folder / "stacks.json").stat().st_size <= bundle.MAX_STACKS

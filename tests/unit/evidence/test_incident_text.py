@@ -165,6 +165,18 @@ def test_a_rank_that_never_came_is_listed_and_one_without_a_recorder_is_not() ->
     assert described((first,), (first,), ()) == ["1 process group with all ranks in the same operation"]
 
 
+def test_a_rank_with_nothing_open_is_listed_as_one_and_is_not_said_never_to_have_come() -> None:
+    waits = at("dp", 9, "nccl2:all_reduce", "scheduled")
+    stacks = [RankStacks(rank=i, node="n1", collectives=(waits,)) for i in range(2)]
+    own = RankStacks(
+        rank=2, node="n1", idle=("nccl2:dp",), collectives=(at("dp", 4, "gloo:barrier", "completed"),)
+    )
+    assert flight([*stacks, own]) == [
+        "dp (3 ranks): ranks 0-1 in #9 nccl2:all_reduce, scheduled; rank 2 with nothing open",
+        "1 process group in which no rank waits",
+    ]
+
+
 def test_sends_and_receives_are_listed_without_their_numbers() -> None:
     assert described((at("pp:p2p", 8, "recv 0<-1"),), (), (at("pp:p2p", 3, "recv 2<-1"),)) == [
         "pp:p2p (3 ranks): rank 0 in recv 0<-1, started; rank 2 in recv 2<-1, started"

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.model.stacks import Collective, Localisation, RankStacks
 from slurm_robust.policy.sampling import HANG_EVERY_S, HANG_SAMPLES, PATIENCE_EVERY_S, Sampling
 from slurm_robust.testing.sim.training import doing, waiting
 
@@ -92,3 +92,29 @@ def test_a_computation_that_is_over_is_followed_by_a_step_that_has_as_long_as_an
     asks = list(sampled([*computes, *waits[:-1]]))[len(computes) :]
     assert asks[0] == 50.0 + TOOK_S + PATIENCE_EVERY_S, "it may last long, and samples cost something"
     assert (asks[4], asks[-1]) == (late, waits[-2][0] + TOOK_S + HANG_EVERY_S)
+
+
+def test_the_few_that_answer_and_have_nothing_open_are_asked_for_their_calls_in_libraries() -> None:
+    """Two nodes whose hosts all seem to compute; their groups are too large to be blamed, rank 5 is not."""
+    layout = ParallelLayout(nproc_per_node=8, sizes=(("dp", 16),))
+    waits = Collective(
+        group="0", sequence=9, operation="nccl2:all_reduce", state="scheduled", ranks=tuple(range(16))
+    )
+
+    def sample(native: bool) -> list[RankStacks]:
+        found = [structs.replace(doing(n, f"n{n // 8}", COMPUTES), collectives=(waits,)) for n in range(16)]
+        gemm = ("at::native::mm@libtorch_cuda.so",) if native else ()
+        found[5] = structs.replace(
+            doing(5, "n0", *gemm, COMPUTES, state="R"), idle=("nccl2:0",), native=native
+        )
+        return found
+
+    sampling = Sampling(Fault(symptom=Symptom.HANG, detail="no step", detect_s=16.0), -16.0, 1800.0)
+    answers = []
+    for number in range(3):
+        at = number * 2.0
+        answers.append(sampling.add(sample(bool(sampling.native)), (), layout, begun=at, now=at))
+        assert sampling.native == (5,)
+    assert isinstance(answers[-1], Localisation)
+    assert (answers[-1].ranks, answers[-1].exact) == ((5,), True)
+    assert isinstance(answers[1], float), "one sample is none"
