@@ -8,6 +8,9 @@ from slurm_robust.doctor.facts import Facts, Version, known
 from slurm_robust.doctor.rule import bad, note
 
 _OLDEST_TORCH = (2, 4)
+_RECORDER_AS_JSON = (2, 5)
+_NCCL2, _NCCL2_RECORDED = (2, 14), (2, 15)
+_USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 _PORT_FAILOVER = (2, 29, 7)
 _SHRINK_HANGS = (2, 31, 2)
 _RANKS_ALLTOALL = 80
@@ -33,6 +36,26 @@ def _driver(facts: Facts) -> str:
     if have >= least:
         return ""
     return f"the driver is {_dotted(have)}, and torch is built for CUDA {_dotted(cuda)}"
+
+
+def _unrecorded(facts: Facts) -> str:
+    """Return why no recorder of NCCL's operations answers, if a rank has such."""
+    have = facts.version("torch")
+    if not known(facts.software, "the software").nccl:
+        return ""
+    if have < _RECORDER_AS_JSON:
+        return f"torch is {_dotted(have)}, which does not give its flight recorder out"
+    if _NCCL2 <= have < _NCCL2_RECORDED and facts.variable(_USE_NCCL2) == "1":
+        return f"{_USE_NCCL2} is 1, and torch is {_dotted(have)}, whose nccl2 records nothing"
+    return ""
+
+
+def _unseen_gpus(facts: Facts) -> str:
+    have = facts.version("torch")
+    is_nccl2 = have >= _NCCL2_RECORDED and facts.variable(_USE_NCCL2) != "0"
+    if not known(facts.software, "the software").nccl or not is_nccl2:
+        return ""
+    return f"torch is {_dotted(have)}, and {_USE_NCCL2} is not 0: the backend nccl is nccl2"
 
 
 def _port_failover(facts: Facts) -> str:
@@ -200,6 +223,23 @@ RULES = (
         fix="unset it; srobust run sets 1",
         source=f"{_VARIABLES}; docs/stacks.md",
         judge=_off("TORCH_NCCL_ENABLE_TIMING"),
+    ),
+    note(
+        name="nccl.unrecorded",
+        needs=("software", "environ"),
+        why="no rank tells in which operation of NCCL it waits: most hangs inside NCCL name no rank",
+        fix=f"with torch 2.14 unset {_USE_NCCL2}; else install torch 2.5 or later",
+        source="torch 2.4.1 (no JSON), 2.14.1 (nccl2 has no recorder); docs/taking-stacks.md",
+        judge=_unrecorded,
+    ),
+    note(
+        name="nccl.unseen_gpus",
+        needs=("software", "environ"),
+        why="the recorder of nccl2 does not show what a GPU has begun: a GPU that hangs names no rank, and a "
+        "rank that has ended all it enqueued is named with its node first",
+        fix=f"export {_USE_NCCL2}=0, while torch has the older backend",
+        source="pytorch/pytorch#192281 (nccl is nccl2), #192233 (its recorder); docs/taking-stacks.md",
+        judge=_unseen_gpus,
     ),
     note(
         name="nccl.ras",

@@ -287,6 +287,11 @@ BAD: dict[str, tuple[Change, ...]] = {
     "nccl.aborting": (environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="1"),),
     "nccl.flight_recorder": (environ(TORCH_FR_BUFFER_SIZE="0"), environ(TORCH_NCCL_TRACE_BUFFER_SIZE="0")),
     "nccl.timing": (environ(TORCH_NCCL_ENABLE_TIMING="0"),),
+    "nccl.unrecorded": (
+        software(torch=(2, 4, 1)),
+        lambda facts: environ(TORCH_DIST_USE_NCCL2="1")(software(torch=(2, 14, 1))(facts)),
+    ),
+    "nccl.unseen_gpus": (software(torch=(2, 15, 0)),),
     "nccl.ras": (environ(NCCL_RAS_ENABLE="0"),),
     "nccl.ib_timeout": (environ(NCCL_IB_TIMEOUT="14"), environ(NCCL_IB_TIMEOUT="18", NCCL_IB_RETRY_CNT="1")),
     "nccl.interfaces": (

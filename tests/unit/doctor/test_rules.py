@@ -280,3 +280,23 @@ def test_copies_that_take_the_fast_network_leave_the_slow_address_alone() -> Non
     assert apply(BY_NAME["node.slow_address"], slow).level is Level.NOTE
     chosen = config("checkpoint", peer_network="ib0")(slow)
     assert apply(BY_NAME["node.slow_address"], chosen).level is Level.GOOD
+
+
+@pytest.mark.parametrize(
+    ("torch", "value", "found"),
+    [
+        ((2, 14, 1), None, []),
+        ((2, 14, 1), "1", ["nccl.unrecorded"]),
+        ((2, 15, 0), "1", ["nccl.unseen_gpus"]),
+        ((2, 15, 0), "0", []),
+        ((2, 13, 0), "1", []),
+    ],
+)
+def test_what_nccls_recorder_leaves_out_depends_on_the_release_and_the_variable(
+    torch: tuple[int, ...], value: str | None, found: list[str]
+) -> None:
+    of_recorders = [BY_NAME["nccl.unrecorded"], BY_NAME["nccl.unseen_gpus"]]
+    change = fact(environ={} if value is None else {"TORCH_DIST_USE_NCCL2": value})
+    facts, without_gpus = (change(software(torch=torch, nccl=nccl)(GOOD)) for nccl in ((2, 30, 7), ()))
+    assert [r.name for r in of_recorders if apply(r, facts).level is not Level.GOOD] == found
+    assert all(apply(rule, without_gpus).level is Level.GOOD for rule in of_recorders)
