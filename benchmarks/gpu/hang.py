@@ -125,7 +125,7 @@ def hanging(place: Path, backend: str, environ: Mapping[str, str]) -> Iterator[t
 
 def _ask(bench: Bench, case: str, address: Path) -> None:
     """Ask each handler of the server, then read it as the agent does."""
-    for name in server.HANDLERS:
+    for name in server.HANDLERS.values():
         begun = time.monotonic()
         answer = server.ask(address, name, begun + _ANSWER_S)
         took = time.monotonic() - begun
@@ -149,7 +149,13 @@ def _ask(bench: Bench, case: str, address: Path) -> None:
     begun = time.monotonic()
     found = server.take(address, begun + _ANSWER_S)
     took = time.monotonic() - begun
-    bench.tell("our reading", case=case, seconds=took, collectives=[_line(one) for one in found])
+    bench.tell(
+        "our reading",
+        case=case,
+        seconds=took,
+        collectives=[_line(one) for one in found.collectives],
+        idle=found.idle,
+    )
 
 
 def _line(one: Collective) -> str:
@@ -176,7 +182,7 @@ def _while_the_lock_is_held(bench: Bench) -> None:
     try:
         common.wait_for(mark.exists, _STARTED_S, "the process that keeps the lock does not start")
         time.sleep(0.2)  # from the mark into the call
-        for name in server.HANDLERS:
+        for name in server.HANDLERS.values():
             begun = time.monotonic()
             answer = server.ask(record.with_suffix(RECORDER_SUFFIX), name, begun + _ANSWER_S)
             bench.tell("lock is held", name=name, seconds=time.monotonic() - begun, bytes=len(answer))

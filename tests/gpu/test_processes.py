@@ -99,7 +99,7 @@ def test_a_hang_on_the_gpu_is_seen_from_outside(tmp_path: Path) -> None:
     process = start(HANGS, tmp_path / "mark", address)
     try:
         found = recorder.take(address, time.monotonic() + 5.0)
-        assert [one for one in found if one.state != "completed"]
+        assert [one for one in found.collectives if one.state != "completed"]
         threads = pyspy.take(pyspy.find_pyspy(), process.pid, time.monotonic() + 20.0)
         assert any(thread.is_main for thread in threads)
     finally:
