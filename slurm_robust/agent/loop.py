@@ -54,6 +54,7 @@ from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.probes import ProbeTarget
+from slurm_robust.slurm.process import lacking_commands
 from slurm_robust.util.files import read_tail
 from slurm_robust.util.process import file_shortage
 from slurm_robust.util.text import one_line
@@ -156,7 +157,10 @@ class Agent:
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job)
-        self._takeover = TakeoverWatch(spec, setup.job, setup.node)
+        lacking = lacking_commands(os.environ.get("PATH", ""))
+        self._takeover = TakeoverWatch(spec, setup.job, setup.node, lacking=lacking)
+        if self._takeover.note:
+            self._book.note(self._takeover.note)
         self._wakeup = WakeUp()
         self._heartbeat_wanted = True
         self._heartbeat_due = 0.0

@@ -70,8 +70,12 @@ class TakeoverWatch:
         clock: Callable[[], float] = time.monotonic,
         environ: Mapping[str, str] = os.environ,
         program: Sequence[str] = (sys.executable, "-m", "slurm_robust.controller.takeover"),
+        lacking: Sequence[str] = (),
     ) -> None:
-        """``environ``: of this process, for the controller; ``program``: that takes over."""
+        """``environ``: of this process, for the controller; ``program``: that takes over.
+
+        ``lacking``: Slurm's commands that are not here, without which this node takes nothing over.
+        """
         self._spec = spec
         self._job = job
         self._node = node
@@ -80,7 +84,15 @@ class TakeoverWatch:
         self._clock = clock
         self._environ = dict(environ)
         self._program = tuple(program)
-        self._is_candidate = _is_candidate(node, environ)
+        self._is_candidate = bool(spec.takeover_s) and _is_candidate(node, environ)
+        self.note = ""
+        """Why this node takes nothing over though it is one of those that should; "" if it does."""
+        if self._is_candidate and lacking:
+            self._is_candidate = False
+            self.note = (
+                f"this agent finds no {' and no '.join(lacking)}, so its node takes nothing over if the "
+                "controller's host dies; mount Slurm's commands into the container (docs/containers.md)"
+            )
         self._thread: threading.Thread | None = None
         self._next = 0.0
         self._agreed: tuple[int, float] | None = None  # since when there is a quorum, for which epoch
@@ -94,7 +106,7 @@ class TakeoverWatch:
         """Vote and act when it is due; ``place``: the address for probes of this node's kernel. Does not
         block.
         """
-        if not self._spec.takeover_s or not self._is_candidate or controller is None:
+        if not self._is_candidate or controller is None:
             return
         silent = silence_s >= self._spec.takeover_s
         if not silent and self._voted is None:

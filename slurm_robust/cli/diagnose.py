@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, add_command, hostlist, number
+from slurm_robust.cli.settings import add_config_options, settings_of
+from slurm_robust.config.jobfile import collect
 from slurm_robust.diagnostics import command
 
 
@@ -19,11 +23,13 @@ def register(commands: Commands) -> None:
             storage=args.storage,
             budget_s=args.budget,
             json=args.json,
+            config=collect(args.config, os.environ, settings_of(args)).build(),
         ),
         HELP["diagnose"],
         epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
         json=True,
     )
+    add_config_options(parser)
     parser.add_argument(
         "--nodes", metavar="LIST", type=hostlist, default=(), help="only these nodes, as a hostlist"
     )

@@ -7,6 +7,8 @@ import os
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from slurm_robust.cli.parsing import Commands
 from slurm_robust.cli.training_command import add_run, checked
 from slurm_robust.config.errors import Problem
@@ -47,8 +49,11 @@ def configured(args: argparse.Namespace, kind: CommandKind, options: Layers[JobC
     All that is wrong with it, with the options and with the user's command is reported together.
     """
     layers = collect(args.config, os.environ, options)
-    try:
-        check_command(kind, args.command, Path.cwd())
-    except PreflightError as error:
-        layers.problems.append(Problem.of(error))
+    # Whether an image has it, its agents say.
+    is_inside = kind is not CommandKind.SCRIPT or os.path.isabs(args.command[0])
+    if not (is_inside and msgspec.convert(layers.values, JobConfig).agents.is_contained):
+        try:
+            check_command(kind, args.command, Path.cwd())
+        except PreflightError as error:
+            layers.problems.append(Problem.of(error))
     return layers.build()

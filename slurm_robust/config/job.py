@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from slurm_robust.config import container
 from slurm_robust.config.notify import NotifyConfig
 from slurm_robust.config.section import (
     FINITE,
@@ -20,6 +21,7 @@ from slurm_robust.config.section import (
     Seconds,
     Section,
 )
+from slurm_robust.model.container import Container
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.model.training import ASIDE, MAX_LETTERS, is_name
@@ -378,6 +380,58 @@ class ParallelConfig(Section):
             yield Contradiction(keys=("order",), text=f"order is {self.order!r}", fix=fix)
 
 
+class AgentsConfig(Section):
+    """How agents and all other processes of the job on its nodes are started. See
+    [containers](containers.md)."""
+
+    srun_options: Annotated[
+        tuple[_NonEmpty, ...],
+        Meta(examples=[["--container-image=/shared/train.sqsh", "--container-name=train"]]),
+    ] = ()
+    """Options of the sruns that start them: ``--container-*`` and ``--no-container-*`` of
+    [pyxis](containers.md#pyxis), ``--network``, ``--propagate``. ``--container-mounts`` gets ``/dev/shm`` and
+    the job's folders, unless it has them."""
+
+    wrapper: Annotated[
+        tuple[_NonEmpty, ...], Meta(examples=[["apptainer", "exec", "--nv", "train.sif"]])
+    ] = ()
+    """Command that starts another one in a container: [Apptainer](containers.md#apptainer), for instance."""
+
+    python: Annotated[_NonEmpty | None, Meta(examples=["/opt/venv/bin/python"])] = None
+    """Python with slurm_robust and PyTorch on the nodes or in their container. ``null``: that of ``srobust
+    run``, and in a container the first ``python3`` of its ``PATH``."""
+
+    @property
+    def is_contained(self) -> bool:
+        """Whether the processes of the job run in a container."""
+        return bool(self.wrapper) or container.is_contained(self.srun_options)
+
+    def container(self, writable: Sequence[str] = (), readable: Sequence[str] = ()) -> Container:
+        """Return how steps of the job get into its container, where they write to ``writable`` and read
+        ``readable``, which are absolute paths. Raises :class:`~slurm_robust.config.container.BadOption`.
+        """
+        options = container.completed(container.parsed(self.srun_options), writable, readable)
+        python: tuple[str, ...] = () if self.python is None else (self.python,)
+        if self.python is None and self.is_contained:
+            # Slurm searches the PATH of the node before the task is in the container.
+            python = ("/usr/bin/env", "python3")
+        return Container(srun_options=options, python=(*self.wrapper, *python))
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield options that a job may not set, and two containers in one."""
+        try:
+            options = container.parsed(self.srun_options)
+        except container.BadOption as error:
+            yield Contradiction(keys=("srun_options",), text=f"srun_options {error}", fix=error.fix)
+            return
+        if self.wrapper and container.is_contained(options):
+            yield Contradiction(
+                keys=("wrapper", "srun_options"),
+                text="srun_options and wrapper both start a container",
+                fix="leave one of them out",
+            )
+
+
 class WorkersConfig(Section):
     """How workers run on their node."""
 
@@ -557,6 +611,7 @@ class JobConfig(Section):
     replay: ReplayConfig = ReplayConfig()
     standby: StandbyConfig = StandbyConfig()
     parallel: ParallelConfig = ParallelConfig()
+    agents: AgentsConfig = AgentsConfig()
     workers: WorkersConfig = WorkersConfig()
     slurm: SlurmConfig = SlurmConfig()
     companions: CompanionConfig = CompanionConfig()

@@ -8,6 +8,7 @@ import msgspec
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
+from slurm_robust.model.container import Container
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import ParallelLayout
@@ -59,6 +60,15 @@ class RunPlan(Record):
     def storage(self, directory: JobDirectory) -> Path:
         """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""
         return checkpoints_of(self.config, self.training, directory, self.cwd)
+
+    def container(self, directory: JobDirectory) -> Container:
+        """Return how steps of the job get into its container; ``directory``: the job's.
+
+        Raises :class:`~slurm_robust.config.container.BadOption`.
+        """
+        local = (str(Path(self.cwd, place)) for place in self.config.checkpoint.places.values())
+        writable = (str(directory.path.parent), str(self.storage(directory)), *local)
+        return self.config.agents.container(writable, (self.cwd,))
 
     def started(self, t: float, version: str) -> ev.RunStarted:
         """Return the first event of the run, which ``version`` of slurm_robust began at ``t`` (Unix time)."""

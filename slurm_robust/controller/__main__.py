@@ -170,7 +170,7 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         news, first = begin(journal.events, plan, time.time())
         journal.append(*news)
         state = fold(journal.events)
-        lent = Lent(allocation, state.lenders)
+        lent = Lent(allocation, state.lenders, plan.container(directory))
         steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
         core = Core(plan.config, state, build, first, read_clocks(), rules)

@@ -15,13 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.replay import ReplayPhase, ReplayVerdict
+from slurm_robust.config.container import BadOption
+from slurm_robust.config.job import JobConfig
 from slurm_robust.diagnostics.places import HerePlace, SlurmPlace, TestSite, gpus_here
 from slurm_robust.diagnostics.plan import BY_NAME, PROGRAMS
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
+from slurm_robust.model.container import Container
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.terminal.console import STYLES, show
 from slurm_robust.util.hostlist import fold
@@ -47,12 +51,22 @@ class WrongArgument(SrobustError):
 
 
 def main(
-    *, nodes: Sequence[str], tests: Sequence[str], bitwise: bool, storage: str, budget_s: float, json: bool
+    *,
+    nodes: Sequence[str],
+    tests: Sequence[str],
+    bitwise: bool,
+    storage: str,
+    budget_s: float,
+    json: bool,
+    config: JobConfig,
 ) -> int:
-    """Run the tests and print what they found. Raises :class:`WrongArgument`, ``SlurmError``."""
+    """Run the tests and print what they found. Raises :class:`WrongArgument`, ``SlurmError``.
+
+    Of ``config`` it counts in which container the nodes run them.
+    """
     if strange := [test for test in tests if test not in BY_NAME]:
         raise WrongArgument(f"there is no test {', '.join(strange)}", fix=f"use some of {', '.join(BY_NAME)}")
-    place, names = _place(os.environ, nodes)
+    place, names = _place(os.environ, nodes, _container(config, storage))
     if storage and len(names) == 1 and not os.path.isdir(storage):
         # Several nodes are compared: what none of them has is no node's fault.
         fix = "name a folder that is there, on this host too"
@@ -121,7 +135,16 @@ def _with(result: TestResult) -> str:
     return f" with {fold(others)}" if others else ""
 
 
-def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[TestSite, Sequence[str]]:
+def _container(config: JobConfig, storage: str) -> Container:
+    try:
+        return config.agents.container((os.path.abspath(storage),) if storage else ())
+    except BadOption as error:
+        raise WrongArgument(f"agents.srun_options {error}", fix=error.fix, code=ExitCode.CONFIG) from error
+
+
+def _place(
+    environ: Mapping[str, str], wanted: Sequence[str], container: Container
+) -> tuple[TestSite, Sequence[str]]:
     """Return the place in which to test, and the nodes there."""
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
@@ -139,7 +162,8 @@ def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[TestSite,
     if foreign := [name for name in names if name not in allocation.nodes]:
         raise WrongArgument(f"the job does not hold {fold(foreign)}", fix="name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
-    return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]
+    place = SlurmPlace(slurm, allocation, Lent(allocation, container=container))
+    return place, [name for name in allocation.nodes if name in names]
 
 
 # -- srobust replay --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from slurm_robust.run.holding import Applicant, take_alone
 from slurm_robust.run.preflight import job_directory, sizes
 from slurm_robust.run.sources import Here
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment, array_task
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
@@ -114,6 +115,7 @@ def run(
         plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
         blocks, segment = preflight.placement(slurm, allocation, job, os.environ)
         plan = structs.replace(plan, training=training, continued=continued, blocks=blocks, segment=segment)
+        preflight.check_container(plan, directory)
         save_plan(directory, plan)
         if job is not None:  # else Slurm does not answer now
             for text in slurm_times(slurm, config, allocation):
@@ -210,10 +212,12 @@ def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, js
     print(
         f"replaying {config.replay.steps} steps on {slots} nodes; see {replays}", file=sys.stderr, flush=True
     )
-    verdict = StepReplayer(slurm, allocation, replays, ports=config.rendezvous.ports).replay(
+    cwd = os.getcwd()
+    lent = Lent(allocation, container=preflight.container_of_replay(config, replays, cwd))
+    verdict = StepReplayer(slurm, allocation, replays, ports=config.rendezvous.ports, lent=lent).replay(
         allocation.nodes[:slots],
         layout_of(config, slots, nproc),
-        ReplayCommand(kind=kind, command=(*command, *(config.replay.args or ())), cwd=os.getcwd()),
+        ReplayCommand(kind=kind, command=(*command, *(config.replay.args or ())), cwd=cwd),
         steps=config.replay.steps,
         budget_s=config.replay.budget_s,
     )

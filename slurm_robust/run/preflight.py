@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_robust.config.container import BadOption
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import RunPlan, layout_of
 from slurm_robust.jobdir import owner
 from slurm_robust.model import events as ev
+from slurm_robust.model.container import Container
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JOBS_FOLDER, CommandKind, JobDirectory
@@ -26,7 +27,7 @@ from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
-from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.process import CommandTimeout, lacking_commands
 from slurm_robust.slurm.records import Allocation, SlurmJob
 from slurm_robust.slurm.values import parse_number
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -331,22 +332,42 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
 _SPECIAL_STEPS = 0xFFFF_FFF0  # from here on Slurm's own numbers: of batch scripts, of salloc's shell
 
 
-_SLURM_COMMANDS = ("scontrol", "srun")  # those without which no job runs; the others come with them
-
-
 def check_slurm_commands(environ: Mapping[str, str]) -> None:
     """Refuse to begin if Slurm's commands cannot be started, as within most images of containers."""
     path = environ.get("PATH", "")
-    lacking = [name for name in _SLURM_COMMANDS if shutil.which(name, path=path) is None]
+    lacking = lacking_commands(path)
     if lacking:
         raise PreflightError(
             f"{' and '.join(lacking)} cannot be found here (PATH is {path or 'empty'}), and 'srobust run' "
             "starts everything through Slurm",
             fix="where the batch script itself runs in a container (sbatch --container-image …), run srobust "
-            "outside of it and each rank inside, as train-container.sbatch does; otherwise put the folder of "
+            "outside of it and its agents inside, as train-pyxis.sbatch does; otherwise put the folder of "
             "Slurm's commands on the PATH",
             code=ExitCode.REFUSED,
         )
+
+
+def check_container(plan: RunPlan, directory: JobDirectory) -> None:
+    """Make what the job's container has to mount. Raises PreflightError if it cannot be mounted."""
+    try:
+        if plan.container(directory).srun_options:  # elsewhere who writes there first makes it
+            plan.storage(directory).mkdir(parents=True, exist_ok=True)
+    except BadOption as error:
+        raise _no_container(error) from error
+    except OSError as error:
+        raise _no_directory(directory, error) from error
+
+
+def container_of_replay(config: JobConfig, folder: Path, cwd: str) -> Container:
+    """Return how a replay that writes to ``folder`` gets into the job's container. Raises PreflightError."""
+    try:
+        return config.agents.container((str(folder),), (cwd,))
+    except BadOption as error:
+        raise _no_container(error) from error
+
+
+def _no_container(error: BadOption) -> PreflightError:
+    return PreflightError(f"agents.srun_options {error}", fix=error.fix, code=ExitCode.CONFIG)
 
 
 ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whether it can be reached or not

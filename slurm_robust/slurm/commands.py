@@ -297,7 +297,7 @@ def srun(request: StepRequest) -> list[str]:
     ]
     if request.gpus_per_node is not None:
         command.append(f"--gres=gpu:{request.gpus_per_node}" if request.gpus_per_node else "--gres=none")
-    return [*command, *request.command]
+    return [*command, *request.options, *request.command]
 
 
 def srun_job(request: SubmitRequest) -> list[str]:

@@ -13,8 +13,10 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from slurm_robust.model.companion import CompanionPool
+from slurm_robust.model.container import OUTSIDE, Container
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
 from slurm_robust.slurm.process import CommandTimeout
@@ -96,9 +98,12 @@ def is_companion_of(job: SlurmJob, job_id: int, run_id: str) -> bool:
 class Lent:
     """Nodes that companions lend to one job. Works from any thread."""
 
-    def __init__(self, own: Allocation, lenders: Mapping[str, int] | None = None) -> None:
-        """Take ``lenders``, the companion of each node that is lent already."""
+    def __init__(
+        self, own: Allocation, lenders: Mapping[str, int] | None = None, container: Container = OUTSIDE
+    ) -> None:
+        """Take ``lenders``, the companion of each node that is lent already; steps run in ``container``."""
         self._own = own
+        self._container = container
         self._held: dict[str, Allocation] = {}
         for node, job_id in (lenders or {}).items():
             self.add(job_id, node)
@@ -128,14 +133,15 @@ class Lent:
     ) -> tuple[StepRequest, ...]:
         """Return :func:`~slurm_robust.slurm.requests.whole_node_steps`; each job's nodes get their own steps.
 
-        ``environ``: that of the job, for agents on nodes that are lent.
+        ``command`` begins with this process's Python; ``environ``: that of the job, for nodes that are lent.
         """
         own = tuple(node for node in nodes if node not in self._held)
-        found = whole_node_steps(self._own, own, command, name=name)
+        steps = partial(whole_node_steps, command=command, name=name, container=self._container)
+        found = steps(self._own, own)
         told = {OF_JOB: str(self._own.job_id), OF_NODES: environ.get("SLURM_JOB_NODELIST", "")}
         for node in nodes:
             if node in self._held:
-                found += whole_node_steps(self._held[node], (node,), command, name=name, environment=told)
+                found += steps(self._held[node], (node,), environment=told)
         return found
 
 

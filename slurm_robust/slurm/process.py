@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,14 @@ from slurm_robust.util import proc
 from slurm_robust.util.program import run_program
 
 _MAX_BYTES = 2**30  # more than any answer of Slurm has
+
+
+_NEEDED = ("scontrol", "srun")  # those without which no job runs; the others come with them
+
+
+def lacking_commands(path: str) -> list[str]:
+    """Return which of Slurm's commands are in no folder of ``path``, as within most images of containers."""
+    return [name for name in _NEEDED if shutil.which(name, path=path) is None]
 
 
 class CompletedCommand(Record):

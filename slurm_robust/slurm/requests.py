@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_robust.model.container import OUTSIDE, Container
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.records import Allocation
 
@@ -59,6 +60,8 @@ class StepRequest(Record):
     only one task's share, so give the number (as :func:`whole_node_steps` does)."""
 
     environment: dict[str, str] = {}
+    options: tuple[str, ...] = ()
+    """Further options of srun; none that changes the shape of the step."""
 
 
 class ReservationRequest(Record):
@@ -87,8 +90,11 @@ def whole_node_steps(
     *,
     name: str = "agents",
     environment: dict[str, str] | None = None,
+    container: Container = OUTSIDE,
 ) -> tuple[StepRequest, ...]:
     """Return steps that together run ``command`` once on each of ``nodes`` with all that the job has there.
+
+    ``command`` begins with this process's Python if the steps run in a ``container``.
 
     A step has ``NODES_PER_STEP`` nodes at most, unless that takes more than ``MAX_STEPS``. All hold the same
     number of GPUs, since Slurm cannot express different ones in one step.
@@ -101,10 +107,11 @@ def whole_node_steps(
         StepRequest(
             job_id=allocation.job_id,
             nodes=tuple(group[first : first + most]),
-            command=command,
+            command=container.inside(command),
             name=name,
             gpus_per_node=gpus or None,
             environment=dict(environment or {}),
+            options=container.srun_options,
         )
         for gpus, group in groups.items()
         for first in range(0, len(group), most)

@@ -10,18 +10,32 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from slurm_robust.model.exits import Outlook, StepEnd
 from slurm_robust.util.hostlist import expand_if_valid
+from slurm_robust.version import __version__
 
 _MAX_LINES = 4
 _MAX_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
 # Messages of srun that report no error, or follow one.
-_HARMLESS = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
+_HARMLESS = (
+    "lacks support for cpu binding",
+    "job step aborted",
+    "force terminated",
+    "check slurm_job_id",
+    "printing enroot log file",
+    "[info]",
+    "failed to invoke spank plugin stack",
+)
 # srun says so before it, or Slurm at a user's order (scancel JOB.STEP), ends all tasks of a step.
 _ABORTS = "srun: job step aborted"
 _TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")  # an exception, by its name
+# What Python, or env, says instead of a traceback.
+_NOT_FOUND = re.compile(
+    r"\S*python[\d.]*: (No module named|Error while finding module specification for) .*"
+    r"|\S*env: .*: No such file or directory$"
+)
 _NAMED = (
     re.compile(r"task launch for \S+ failed on node (?P<node>[\w.-]+): ", re.IGNORECASE),
     re.compile(r"node failure on (?P<node>[\w.-]+)", re.IGNORECASE),
@@ -42,7 +56,27 @@ _PASSES = (
 _ACCOUNT = "give the job an account, partition and QOS that may run together (sacctmgr show assoc user=$USER)"
 _LIMITS = "ask for less, or have the limit raised (sacctmgr show qos, sacctmgr show assoc user=$USER)"
 _OPTIONS = "correct the #SBATCH options; SLURM_* and SRUN_* variables that the batch script sets count too"
+_IMAGE = "the image, and all that is mounted, must be there on each node; options: agents.srun_options"
+# What keeps a task from its beginning; the first that is found.
+_NOT_BEGUN = (
+    (
+        re.compile(r"(no module named|module specification for) '?slurm_robust"),
+        f"install slurm_robust {__version__} with PyTorch where agents run, in the image if there is one, or "
+        "name a Python that has it: agents.python (docs/containers.md)",
+    ),
+    (
+        re.compile(r"env: \S*python\S*: no such file|execve\(\): \S+: no such file"),
+        "have that program on each node, in the image if there is one; which it is say agents.python and "
+        "agents.wrapper (docs/containers.md)",
+    ),
+    (re.compile(r"error: pyxis: "), f"{_IMAGE} (docs/containers.md)"),
+)
 _STAYS = (
+    (
+        "unrecognized option '--container",
+        "take the options out of agents.srun_options, or have the administrator install pyxis; Apptainer "
+        "needs agents.wrapper instead (docs/containers.md)",
+    ),
     ("hetjob", "submit one plain job, without '#SBATCH hetjob'"),
     ("heterogeneous", "submit one plain job, without '#SBATCH hetjob'"),
     ("invalid account", _ACCOUNT),
@@ -119,16 +153,21 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
                     nodes=(node,),
                     code=int(code[1]) if code else -1,
                     message=message,
+                    fix=_not_begun(message),
                     named={node: message},
                     is_task=True,
                 )
 
 
 def last_raised(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the last line of the last Python traceback in ``lines``; srun does not say whose it is."""
+    """Return the last line of the last Python traceback in ``lines``, or what Python says in place of one;
+    srun does not say whose it is.
+    """
     found, is_inside = "", False
     for line in lines:
-        if line.startswith(_TRACEBACK):
+        if _NOT_FOUND.match(line):
+            found, is_inside = line.strip(), False
+        elif line.startswith(_TRACEBACK):
             is_inside = True
         elif is_inside and _RAISED.match(line) and not _SLURMS.match(line):
             found, is_inside = line.strip(), False
@@ -147,7 +186,12 @@ def _outlook(text: str) -> tuple[Outlook, str]:
     for part, fix in _STAYS:
         if part in text:
             return Outlook.STAYS, fix
-    return Outlook.UNKNOWN, ""
+    return Outlook.UNKNOWN, _not_begun(text)
+
+
+def _not_begun(text: str) -> str:
+    """Return what to do about a task that has not begun; "" if nothing says why."""
+    return next((fix for pattern, fix in _NOT_BEGUN if pattern.search(text.lower())), "")
 
 
 def _of_stepd(node: str, lines: Iterable[str]) -> Iterator[str]:

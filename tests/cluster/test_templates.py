@@ -29,14 +29,25 @@ for step in range(checkpointer.restore(), 3):
     optimizer.step()
     checkpointer.step(step)
 """
-# No runtime for containers is needed: what stands before the command inside is taken off and kept.
+# No runtime for containers is needed: what makes one is taken off and kept.
 APPTAINER = """#!/bin/bash
 echo "$@" >>"$HOME/apptainer.log"
 while [ "$1" != train.sif ]; do shift; done
 shift
 exec "$@"
 """
-COMMANDS = {"train-container.sbatch": ("python", "train.py"), "train-prepared.sbatch": ()}
+SRUN = """#!/bin/bash
+words=()
+for word in "$@"; do
+    case $word in
+    --container-* | --no-container-*) echo "$word" >>"$HOME/srun.log" ;;
+    *) words+=("$word") ;;
+    esac
+done
+exec /usr/bin/srun "${words[@]}"
+"""
+RUNTIMES = {"apptainer": APPTAINER, "srun": SRUN}
+COMMANDS: dict[str, tuple[str, ...]] = {"train-prepared.sbatch": ()}
 NODES = {"train-requeue.sbatch": 2, "train-shared-spares.sbatch": 2}
 
 
@@ -45,9 +56,9 @@ def test_a_template_trains(sandbox: Sandbox, name: str) -> None:
     home = sandbox.home("alice")
     shutil.copytree(TEMPLATES, home, dirs_exist_ok=True)
     (home / "train.py").write_text(TRAINING)
-    runtime = home / "apptainer"
-    runtime.write_text(APPTAINER)
-    runtime.chmod(0o755)
+    for runtime, text in RUNTIMES.items():
+        (home / runtime).write_text(text)
+        (home / runtime).chmod(0o755)
     nodes = NODES.get(name, 3)
     command = ["sbatch", "--parsable", f"--nodes={nodes}", "--time=10", name]
     done = sandbox.exec(
@@ -69,5 +80,11 @@ def test_a_template_trains(sandbox: Sandbox, name: str) -> None:
     if name == "train-container.sbatch":
         for line in (home / "apptainer.log").read_text().splitlines():
             assert line.startswith(
-                "exec --nv --bind /home/alice --bind /dev/shm --pwd /home/alice train.sif python"
+                "exec --nv --bind /home/alice --bind /dev/shm train.sif /usr/bin/env python3 -m slurm_robust."
             )
+    if name == "train-pyxis.sbatch":
+        assert set((home / "srun.log").read_text().splitlines()) == {
+            "--container-image=/home/alice/train.sqsh",
+            "--container-mounts=/dev/shm:/dev/shm,/home/alice:/home/alice",
+            "--no-container-remap-root",
+        }

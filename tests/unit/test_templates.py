@@ -47,9 +47,9 @@ def test_the_doctor_has_nothing_to_say_of_a_template(path: Path) -> None:
 
 
 def test_templates_set_keys_that_there_are() -> None:
-    keys = ("companions.reservation", "companions.partition")
+    keys = ("companions.reservation", "companions.partition", "agents.srun_options", "agents.wrapper")
     text = "\n".join(path.read_text() for path in TEMPLATES)
-    assert set(re.findall(r"SROBUST_CONFIG_COMPANIONS_\w+", text)) == {environment_name(key) for key in keys}
+    assert set(re.findall(r"SROBUST_CONFIG_\w+", text)) == {environment_name(key) for key in keys}
 
 
 def test_the_configuration_template_is_right() -> None:

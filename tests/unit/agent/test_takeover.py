@@ -58,7 +58,7 @@ class World:
 class Watch:
     """The watch of one node; what it starts leaves a line."""
 
-    def __init__(self, world: World, node: str) -> None:
+    def __init__(self, world: World, node: str, lacking: tuple[str, ...] = ()) -> None:
         self.world, self.node = world, node
         self.mark = world.job.path / f"started-{node}"
         code = f"import sys; open({str(self.mark)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
@@ -71,6 +71,7 @@ class Watch:
             clock=lambda: world.now,
             environ={**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": world.nodelist},
             program=(sys.executable, "-c", code),
+            lacking=lacking,
         )
 
     def turn(self, silence_s: float = 11.0, controller: EpochRecord | None = None) -> None:
@@ -118,6 +119,17 @@ def test_the_first_of_a_majority_starts_the_controller_and_says_why(
     assert "n1 has not answered for 11 s" in line
     assert not watches[2].started
     assert not watches[3].started
+
+
+def test_an_agent_without_slurms_commands_leaves_it_to_the_others_and_says_so(
+    world: World, watches: list[Watch]
+) -> None:
+    without = Watch(world, "n2", lacking=("scontrol", "srun"))
+    turn_all([without, *watches[2:]])
+    assert not without.voted
+    assert not without.started
+    assert "finds no scontrol and no srun" in without.watch.note
+    assert not watches[2].watch.note
 
 
 def test_the_next_agent_takes_over_if_the_first_does_not(world: World, watches: list[Watch]) -> None:

@@ -167,6 +167,19 @@ def test_all_errors_of_a_command_line_are_reported_together(
     assert "heartbeats" not in said  # how long one is may stand in the file
 
 
+@pytest.mark.parametrize(
+    "command", [["-m", "only_in_the_image"], ["/only/in/the/image.py"], ["--", "/only/there"]]
+)
+def test_what_may_be_in_the_image_is_not_looked_for_outside(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    image = ["--set", "agents.srun_options=--container-image=a.sqsh"]
+    assert main(["run", *command]) == ExitCode.NO_INPUT
+    assert main(["run", *image, *command]) == ExitCode.ALLOCATION
+    assert main(["run", *image, "nofile.py"]) == ExitCode.NO_INPUT
+
+
 def test_outside_slurm_it_says_how_to_get_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

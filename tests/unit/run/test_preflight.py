@@ -15,7 +15,14 @@ from msgspec import structs
 from slurm_robust.analysis.logs.site_rules import check_log_rules, load_log_rules
 from slurm_robust.cli.main import main
 from slurm_robust.config import plan as plan_file
-from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
+from slurm_robust.config.job import (
+    AgentsConfig,
+    CheckpointConfig,
+    DetectConfig,
+    JobConfig,
+    ParallelConfig,
+)
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.journal import Journal
 from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.model import events as ev
@@ -38,6 +45,7 @@ from slurm_robust.wire.messages import Ping, Pong, Refused
 from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
 from tests.builders.events import allocation_taken, run_started
+from tests.builders.plans import plan
 from tests.unit.engine.stories import evicted, trained
 from tests.users import as_root, run_as
 
@@ -99,6 +107,32 @@ def test_one_srobust_run_in_a_step_is_not_refused(environ: dict[str, str]) -> No
     assert preflight.find_allocation({**IN_JOB, **environ}).nodes == ("n1", "n2")
 
 
+def contained(tmp_path: Path, mounts: str = "") -> RunPlan:
+    """A job whose image has ``mounts`` besides its own, and whose checkpoints lie in another folder."""
+    options = ("--container-image=/train.sqsh", *((f"--container-mounts={mounts}",) if mounts else ()))
+    checkpoint = CheckpointConfig(directory=str(tmp_path / "checkpoints"), local_directory="disk")
+    config = JobConfig(agents=AgentsConfig(srun_options=options), checkpoint=checkpoint)
+    return plan(cwd=str(tmp_path / "run"), config=config)
+
+
+def test_the_container_of_a_job_has_all_its_folders(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "jobs" / "7")
+    made = contained(tmp_path)
+    preflight.check_container(made, directory)
+    folders = ("/dev/shm", *(str(tmp_path / name) for name in ("checkpoints", "jobs", "run")))
+    mounts = ",".join(f"{folder}:{folder}" for folder in folders)
+    assert f"--container-mounts={mounts}" in made.container(directory).srun_options
+    assert (tmp_path / "checkpoints").is_dir()  # else there is nothing to mount
+
+
+def test_a_container_with_something_else_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.check_container(
+            contained(tmp_path, f"/x:{tmp_path}"), JobDirectory(tmp_path / "jobs" / "7")
+        )
+    check(error, ExitCode.CONFIG, f"agents.srun_options mounts /x on {tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("there", "text"),
     [
@@ -113,7 +147,7 @@ def test_without_slurms_commands_nothing_begins(tmp_path: Path, there: tuple[str
     with pytest.raises(PreflightError) as error:
         preflight.check_slurm_commands({"PATH": str(tmp_path)})
     check(error, ExitCode.REFUSED, text)
-    assert "outside of it and each rank inside" in error.value.fix
+    assert "outside of it and its agents inside" in error.value.fix
 
 
 def test_with_slurms_commands_it_begins(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from slurm_robust.model.container import Container
 from slurm_robust.slurm import commands
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import (
     MAX_STEPS,
@@ -75,6 +77,15 @@ def test_a_step_has_nodes_with_as_many_gpus() -> None:
     no_gpus = Allocation(job_id=7, nodes=("n1", "n2"))
     (step,) = whole_node_steps(no_gpus, ("n2",), ("agent",))
     assert (step.nodes, step.gpus_per_node) == (("n2",), None)
+
+
+def test_all_steps_of_a_job_run_in_its_container() -> None:
+    container = Container(srun_options=("--container-image=a",), python=("python3",))
+    lent = Lent(Allocation(job_id=7, nodes=("n1",)), {"n9": 8}, container)
+    steps = lent.steps(("n1", "n9"), ("/venv/python", "-m", "x"), name="agents", environ={})
+    assert [step.job_id for step in steps] == [7, 8]
+    for step in steps:
+        assert commands.srun(step)[-4:] == ["--container-image=a", "python3", "-m", "x"]
 
 
 def test_a_step_is_so_small_that_slurm_makes_no_tree_of_it() -> None:

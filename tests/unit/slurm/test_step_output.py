@@ -6,6 +6,7 @@ import pytest
 
 from slurm_robust.model.exits import Outlook
 from slurm_robust.slurm.step_output import PREEMPTION, step_end, task_ends, why_ended
+from slurm_robust.version import __version__
 
 NODES = ("n1", "n2", "n3")
 NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
@@ -171,3 +172,56 @@ def test_why_slurm_ends_a_step(line: str, why: str | None) -> None:
     ]
     assert why_ended(lines, 1) == why
     assert why_ended([*lines[:1], *lines[2:]], 1) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/usr/bin/python3: No module named slurm_robust",
+        "/usr/bin/python3: No module named slurm_robust.agent",
+        "/usr/bin/python3: Error while finding module specification for 'slurm_robust.agent' "
+        "(ModuleNotFoundError: No module named 'slurm_robust')",
+    ],
+)
+def test_an_image_without_slurm_robust_is_named_with_the_fix(said: str) -> None:
+    line = "srun: error: n2: task 1: Exited with exit code 1"
+    (end,) = task_ends(NODES, [line], [said, line])
+    assert said in end.message
+    assert f"install slurm_robust {__version__}" in end.fix
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/usr/bin/env: ‘python3’: No such file or directory",
+        "slurmstepd: error: execve(): apptainer: No such file or directory",
+    ],
+)
+def test_a_program_that_the_image_lacks_is_named_with_the_fix(said: str) -> None:
+    line = "srun: error: n2: task 1: Exited with exit code 127"
+    (end,) = task_ends(NODES, [line], [said, line])
+    assert said in end.message
+    assert "agents.python" in end.fix
+
+
+def test_what_enroot_says_of_a_container_is_told() -> None:
+    line = "srun: error: n2: task 1: Exited with exit code 1"
+    output = [
+        "pyxis: importing docker image: none/such",
+        "slurmstepd-n2: error: pyxis: failed to import docker image",
+        "slurmstepd-n2: error: pyxis: printing enroot log file:",
+        "slurmstepd-n2: error: pyxis:     [INFO] Querying registry for permission grant",
+        "slurmstepd-n2: error: pyxis:     [ERROR] URL https://registry returned error code: 401",
+        "slurmstepd-n2: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1",
+        "slurmstepd-n2: error: Failed to invoke spank plugin stack",
+        line,
+    ]
+    (end,) = task_ends(NODES, [line], output)
+    assert "error code: 401" in end.message
+    assert "agents.srun_options" in end.fix
+
+
+def test_a_cluster_without_pyxis_is_named() -> None:
+    end = step_end(NODES, 1, ["srun: unrecognized option '--container-image=a'"])
+    assert end.outlook is Outlook.STAYS
+    assert "pyxis" in end.fix
