@@ -32,9 +32,9 @@ PARTS = (
     Part("keep_up", "snapshots", 80, "a snapshot in each of steps that are shorter than copy and sums"),
     Part("capture", "snapshots", 40, "whether our threads break a graph that the training captures", True),
     Part("kill", "killed", 78, "SIGKILL with memory registered: gone, free, and what the next worker meets"),
-    Part("forks", "forks", 65, "which imports make a zygote's fork unfit for the GPU, and what a fork costs"),
+    Part("forks", "forks", 55, "which imports make a zygote's fork unfit for the GPU, and what a fork costs"),
     Part("nvml", "driver", 12, "what NVML answers, and what the GPU checks make of it", True),
-    Part("xids", "driver", 25, "which XIDs the driver reports of a program's own faults", True),
+    Part("xids", "driver", 38, "which XIDs the driver reports of a program's own faults", True),
 )
 
 WHOLE_S = 470.0
