@@ -101,14 +101,13 @@ def _ask_fields(bench: Bench) -> None:
     try:
         handle = library.api.nvmlDeviceGetHandleByIndex(0)
         links = [(field, link) for family in nvidia._NVLINK_FAMILIES for field in family for link in (0, 17)]
-        for wanted in (*nvidia._FIELDS, *links):
+        every: list[int | tuple[int, int]] = [*nvidia._FIELDS, *links]
+        for wanted in every:
+            library.errors = {}
             begun = time.monotonic()
-            try:
-                answer = library.api.nvmlDeviceGetFieldValues(handle, [wanted])[0]
-                found = {"code": answer.nvmlReturn, "type": answer.valueType, "value": answer.value.ullVal}
-            except library.api.NVMLError as error:
-                found = {"error": str(error)}
-            bench.tell("field", field=wanted, seconds=time.monotonic() - begun, **found)
+            values = list(library.fields(handle, [wanted]).values())
+            took = time.monotonic() - begun
+            bench.tell("field", field=wanted, seconds=took, values=values, errors=library.errors)
     finally:
         library.close()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +25,6 @@ from slurm_robust.checkpoint.state import Training
 _RUN = "bench-gpu"
 _READY_S = 60.0
 _MODES = ("global", "thread_local")
-_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 
 class Trained:
@@ -128,21 +127,10 @@ def capture(bench: Bench) -> None:
     works: dict[str, Callable[[], object]] = {"register": register, "wait": event.wait, "query": event.query}
     for mode in _MODES:
         for name, work in works.items():
-            _capture(bench, f"our {name}", mode, work)
-    driver = ctypes.CDLL("libcuda.so.1")
-
-    def relaxed(work: Callable[[], object]) -> Callable[[], object]:
-        def do() -> None:
-            mode = ctypes.c_int(_RELAXED)
-            if error := driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)):
-                raise RuntimeError(f"CUresult {error}")
-            work()
-
-        return do
-
-    others = {**works, "new event": torch.cuda.Event, "new stream": torch.cuda.Stream, "copy": _copy_beside}
-    for name, work in others.items():
-        _capture(bench, f"{name}, thread in the relaxed mode", "global", relaxed(work))
+            _capture(bench, name, mode, work)
+    relaxed = {**works, "new event": torch.cuda.Event, "new stream": torch.cuda.Stream, "copy": _copy_beside}
+    for name, work in relaxed.items():
+        _capture(bench, f"{name}, relaxed", "global", partial(_relaxed, work))
     _capture_beside_snapshots(bench)
 
 
@@ -194,6 +182,11 @@ def _capture(bench: Bench, name: str, mode: str, work: Callable[[], object]) -> 
         result = _short(error)
     inside.set()
     bench.tell("capture", beside=name, mode=mode, graph=result, thread=errors[0] if errors else "")
+
+
+def _relaxed(work: Callable[[], object]) -> None:
+    CUDA.relax()
+    work()
 
 
 def _copy_beside() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.part import PARTS, WHOLE_S, Part
+from slurm_robust.sandbox.gpus import STATE_VARIABLE, StandInGpus, library
 from tools.lacks import lacks
 
 
@@ -66,3 +69,24 @@ def test_what_a_python_lacks_is_named_with_the_way_to_install_it() -> None:
     assert lacks(["pytest", "no-such-thing"]) == (
         f"{sys.executable} lacks no-such-thing: {sys.executable} -m pip install no-such-thing"
     )
+
+
+@pytest.mark.slow
+def test_what_the_driver_says_is_measured_with_stand_in_gpus(tmp_path: Path) -> None:
+    gpus = StandInGpus(tmp_path / "state", "n1", 1)
+    gpus.reset()
+    results = tmp_path / "gpu.jsonl"
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.part", "nvml", "--place", tmp_path, "--results", results],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(library(tmp_path / "cache").parent),
+            STATE_VARIABLE: str(gpus.path),
+        },
+        check=True,
+        timeout=60,
+    )
+    found = lines(tmp_path)
+    assert found[-1]["what"] == "done", found[-1]
+    assert [one["name"] for one in found if one["what"] == "gpu"] == ["NVIDIA H200"]
+    assert {one["outcome"] for one in found if one["what"] == "finding"} == {"pass"}
