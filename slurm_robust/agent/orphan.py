@@ -115,7 +115,11 @@ def _need(job: JobDirectory) -> Need | None:
     except (OSError, JournalDamaged):
         return None
     return (
-        Need(least=len(state.world.slots), most=len(state.world.slots) + state.wanted_spares)
+        Need(
+            least=len(state.world.slots),
+            most=len(state.world.slots) + state.wanted_spares,
+            segment=state.segment,
+        )
         if state.world.slots
         else None
     )

@@ -188,7 +188,7 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
                 plan.restart_count,
                 directory.path / "requeue.jsonl",
                 nodes=allocation_from_environment(os.environ).nodes,
-                need=Need(least=plan.slots, most=plan.slots + plan.config.spares),
+                need=Need(least=plan.slots, most=plan.slots + plan.config.spares, segment=plan.segment),
                 start_now=plan.config.slurm.start_now,
             ),
             store=SharedTiers(shared_tiers(places, runs)),

@@ -13,7 +13,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobFinished, JobNotFound, SlurmError
-from slurm_robust.slurm.need import Need
+from slurm_robust.slurm.need import Need, segment_of
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Allocation, SlurmJob, SlurmVersion
 from slurm_robust.slurm.requeue import Clock, RequeueRequest, StageOutcome, SystemClock, Until, carry_out
@@ -109,7 +109,7 @@ class Requeuer:
 
             try:
                 job = self._slurm.job(self._job_id)
-                self._say_given_up(order, job, report)
+                self._say_what_is_short(order, job, report)
                 outcome = carry_out(
                     self._slurm,
                     order,
@@ -137,14 +137,24 @@ class Requeuer:
             return False
         return not self._slurm.config().get("AccountingStorageType", "").endswith("/slurmdbd")
 
-    def _say_given_up(self, order: RequeueRequest, job: SlurmJob, report: Report) -> None:
-        """Name the nodes whose exclusion would leave too few for the job ever to start."""
-        if not order.exclude:
+    def _say_what_is_short(self, order: RequeueRequest, job: SlurmJob, report: Report) -> None:
+        """Name the nodes whose exclusion would leave too few for the job ever to start, and segments without
+        room.
+        """
+        segment = segment_of(job, order.need)
+        if not order.exclude and not segment:
             return
-        kept = wanted_of(order, (), job, self._slurm.nodes()).exclude
-        if given_up := set(order.exclude) - set(kept):
+        topology = self._slurm.topology() if segment else ()
+        wanted = wanted_of(order, (), job, self._slurm.nodes(), topology)
+        texts = []
+        if given_up := set(order.exclude) - set(wanted.exclude):
             are = "is" if len(given_up) == 1 else "are"
-            text = f"{fold(given_up)} {are} not excluded: there would be too few nodes for the job to start"
+            few = f"no room for its segments of {segment} nodes" if topology else "too few nodes"
+            texts.append(f"{fold(given_up)} {are} not excluded: there would be {few} for the job to start")
+        if wanted.lack:
+            fix = "it waits until nodes come back; fix: submit it with a smaller --segment"
+            texts.append(f"{wanted.lack} on the nodes that respond and are not excluded: {fix}")
+        for text in texts:
             report("exclude nodes", True, text)
             say(f"requeue: {text}")
 

@@ -230,7 +230,7 @@ def _requeue(
         plan.restart_count,
         directory.path / "requeue.jsonl",
         nodes=plan.nodes,
-        need=Need(least=plan.slots, most=plan.slots + plan.config.spares),
+        need=Need(least=plan.slots, most=plan.slots + plan.config.spares, segment=plan.segment),
         start_now=plan.config.slurm.start_now,
         revives=revives,
     )

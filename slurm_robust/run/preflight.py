@@ -289,7 +289,8 @@ def placement(
         if not found or job is None or job.segment:
             return found, job.segment if job is not None else 0
         given = options.of_submission(slurm.submission(allocation.job_id), environ).given
-        return found, parse_number(given.get("segment", "")) or 0
+        told = environ.get("SLURM_JOB_SEGMENT_SIZE") or given.get("segment", "")  # of 25.11 on
+        return found, parse_number(told) or 0
     except (SlurmError, CommandTimeout, OSError):
         return {}, 0
 

@@ -7,10 +7,10 @@ not respond costs nothing to exclude, since it gets no job anyway.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slurm_robust.model.record import Record
-from slurm_robust.slurm.records import OF_RESERVATION, SlurmJob, SlurmNode
+from slurm_robust.slurm.records import OF_RESERVATION, SlurmJob, SlurmNode, Switch
 
 # A node in one of these is not there for a job that would start now, its own one included.
 _AWAY = frozenset({"FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
@@ -24,6 +24,57 @@ class Need(Record):
 
     most: int
     """Its slots and spares."""
+
+    segment: int = 0
+    """What ``--segment`` asked for, where Slurm does not show it of the job; 0 for none."""
+
+
+class Segments(Record):
+    """A job whose nodes are placed in segments, each within one block (topology/block)."""
+
+    size: int
+    """Nodes of a segment."""
+
+    blocks: tuple[frozenset[str], ...]
+    """The nodes of each block that may have one."""
+
+    @classmethod
+    def of(cls, job: SlurmJob, need: Need | None, topology: Iterable[Switch]) -> Segments | None:
+        """Return the segments of ``job``; None if it has none.
+
+        A segment that is larger than a base block is placed in the smallest blocks above that have room.
+        Source: Slurm's src/plugins/topology/block/eval_nodes_block.c, 24.05 to 26.05.
+        """
+        size = segment_of(job, need)
+        blocks = [block for block in topology if block.is_block]
+        base = [frozenset(block.nodes) for block in blocks if not block.level]
+        if not size or not base:
+            return None
+        above = [frozenset(block.nodes) for block in blocks if len(block.nodes) >= size]
+        least = min(map(len, above), default=0)
+        fit = base if any(len(nodes) >= size for nodes in base) else [b for b in above if len(b) == least]
+        return cls(size=size, blocks=tuple(fit))
+
+    def room(self, nodes: Collection[str]) -> int:
+        """Return how many of ``nodes`` whole segments can take."""
+        return self.size * sum(len(block.intersection(nodes)) // self.size for block in self.blocks)
+
+    def describe_lack(self, nodes: Collection[str], least: int) -> str:
+        """Say how many segments of a job of ``least`` nodes fit on ``nodes``; "" if all do."""
+        fit, wanted = self.room(nodes) // self.size, -(-least // self.size)
+        if fit >= wanted:
+            return ""
+        return f"{fit} of its {wanted} segments of {self.size} nodes (--segment={self.size}) fit"
+
+
+def segment_of(job: SlurmJob, need: Need | None) -> int:
+    """Return the nodes of a segment of ``job``; 0 for none.
+
+    Slurm ignores segments that are larger than the least nodes of a job.
+    """
+    size = job.segment or (need.segment if need is not None else 0)
+    least = need.least if need is not None else max(job.least_nodes, job.num_nodes)
+    return size if size <= least else 0
 
 
 class Size(Record):
@@ -93,15 +144,39 @@ def _is_idle(node: SlurmNode, job: SlurmJob) -> bool:
 
 
 def affordable(
-    exclude: Sequence[str], nodes: Iterable[SlurmNode], job: SlurmJob, least: int
+    exclude: Sequence[str],
+    nodes: Iterable[SlurmNode],
+    job: SlurmJob,
+    least: int,
+    segments: Segments | None = None,
 ) -> tuple[str, ...]:
-    """Return as many of ``exclude``, the weakest first, as leave the job ``least`` nodes to start on.
+    """Return ``exclude`` without the fewest, the weakest first, that keep the job from starting.
+
+    It needs ``least`` nodes, in whole ``segments``; if these do not fit whatever is given up, that is not the
+    fault of an exclusion, and the number alone counts.
 
     A node counts if it is in a partition of the job, responds, and is neither down nor to leave. If those
     that respond are too few even without any exclusion, others count too: none responds right after a restart
     of slurmctld. What else the job asks of its nodes (features, memory) is Slurm's to judge. The job's own
     list of excluded nodes may have others than ``exclude``: they are its owner's, and stay out.
     """
+    usable = _sound(nodes, job, exclude, least)
+    order = [node for node in exclude if node in usable]
+    room = segments.room if segments is not None and segments.room(usable) >= least else len
+    given_up = to_give_up(order, usable - set(exclude), least, room)
+    return tuple(node for node in exclude if node not in given_up)
+
+
+def lack_of_segments(
+    exclude: Collection[str], nodes: Iterable[SlurmNode], job: SlurmJob, least: int, segments: Segments | None
+) -> str:
+    """Say how many segments fit on the nodes that are left, whoever has them now; "" if all do."""
+    if segments is None:
+        return ""
+    return segments.describe_lack(_sound(nodes, job, exclude, least) - set(exclude), least)
+
+
+def _sound(nodes: Iterable[SlurmNode], job: SlurmJob, exclude: Collection[str], least: int) -> frozenset[str]:
     partitions = set(job.partition.split(","))
     owners = set(job.excluded_nodes) - set(exclude)
     sound = [
@@ -111,12 +186,26 @@ def affordable(
         and partitions & set(node.partitions)
         and node.name not in owners
     ]
-    usable = {node.name for node in sound if node.responding}
-    if len(usable) < least:
-        usable = {node.name for node in sound}
-    short = least - len(usable - set(exclude))
-    given_up = [node for node in exclude if node in usable][: max(0, short)]
-    return tuple(node for node in exclude if node not in given_up)
+    usable = frozenset(node.name for node in sound if node.responding)
+    return usable if len(usable) >= least else frozenset(node.name for node in sound)
+
+
+def to_give_up(
+    order: Sequence[str], others: Collection[str], least: int, room: Callable[[Collection[str]], int] = len
+) -> tuple[str, ...]:
+    """Return which of ``order``, the weakest first, must be used beside ``others`` so that ``least`` nodes
+    have ``room``; all if even these are too few.
+    """
+    given: list[str] = []
+    for node in order:
+        if room({*others, *given}) >= least:
+            break
+        given.append(node)
+    if room({*others, *given}) >= least:
+        for node in reversed(given[:-1]):  # one that helped no segment stays out
+            if room({*others, *given} - {node}) >= least:
+                given.remove(node)
+    return tuple(given)
 
 
 def size_of(need: Need, job: SlurmJob, available: int) -> Size:
@@ -126,8 +215,13 @@ def size_of(need: Need, job: SlurmJob, available: int) -> Size:
     than tasks, and of a job with ``--ntasks-per-node`` never fewer than its tasks need (seen on 22.05). So
     the tasks are those of the least nodes, unless that is fewer than the most nodes. Then there is one task
     for each of the most nodes; but if a task asks for something of its node, so that two may not fit on one,
-    the number of nodes is settled by how many are ``available`` now.
+    the number of nodes is settled by how many are ``available`` now. Slurm starts no job whose least nodes
+    are not whole segments, so they are rounded up to these.
     """
+    segment = segment_of(job, need) or 1
+    whole = -(-need.least // segment) * segment
+    if whole <= need.most:
+        need = Need(least=whole, most=need.most, segment=need.segment)
     per_node = job.tasks_per_node or _tasks_per_node(need, job)
     if per_node * need.least >= need.most:
         tasks = per_node * need.least

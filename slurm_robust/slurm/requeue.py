@@ -51,6 +51,7 @@ import msgspec
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
+from slurm_robust.slurm.need import segment_of
 from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requeue_plan import (
     Do,
@@ -217,7 +218,8 @@ def _wants_nodes(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) ->
 def _look(client: SlurmClient, order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> RequeueMemory:
     """Return what to ask for by the nodes as they are; without an answer, as before."""
     try:
-        wanted = wanted_of(order, memory.extra_exclude, job, client.nodes())
+        topology = client.topology() if segment_of(job, order.need) else ()
+        wanted = wanted_of(order, memory.extra_exclude, job, client.nodes(), topology)
     except SlurmCommandError:
         return memory
     return msgspec.structs.replace(memory, wanted=wanted)

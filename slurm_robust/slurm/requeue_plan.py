@@ -21,8 +21,17 @@ from slurm_robust.slurm.errors import (
     SlurmTimeout,
     UpdateUnavailable,
 )
-from slurm_robust.slurm.need import Need, Size, affordable, places, size_of
-from slurm_robust.slurm.records import SlurmJob, SlurmNode
+from slurm_robust.slurm.need import (
+    Need,
+    Segments,
+    Size,
+    affordable,
+    lack_of_segments,
+    places,
+    segment_of,
+    size_of,
+)
+from slurm_robust.slurm.records import SlurmJob, SlurmNode, Switch
 from slurm_robust.util.hostlist import fold
 
 # How long a job is left pending before it is ordered to start, since a too early start kills it (see
@@ -115,6 +124,8 @@ class _DesiredJob(Record):
     exclude: tuple[str, ...]
     size: Size | None = None
     holders_are_free: bool = False
+    lack: str = ""
+    """How many of its segments fit on the nodes that are left, if not all do."""
 
 
 class RequeueMemory(Record):
@@ -175,21 +186,28 @@ class RequeueEnd(Record):
 
 
 def wanted_of(
-    order: RequeueRequest, extra: Sequence[str], job: SlurmJob, nodes: Sequence[SlurmNode]
+    order: RequeueRequest,
+    extra: Sequence[str],
+    job: SlurmJob,
+    nodes: Sequence[SlurmNode],
+    topology: Sequence[Switch] = (),
 ) -> _DesiredJob:
     """Return what to ask for. ``extra``: nodes to leave out beside those of the order.
 
-    The nodes that the job holds count as free, since it gives them back.
+    ``topology``: needed for a job with segments (:func:`~slurm_robust.slurm.need.segment_of`). The nodes
+    that the job holds count as free, since it gives them back.
     """
     unwanted = tuple(dict.fromkeys((*order.exclude, *extra)))
     least = order.need.least if order.need is not None else max(job.least_nodes, job.num_nodes)
-    kept = affordable(unwanted, nodes, job, least)
+    segments = Segments.of(job, order.need, topology)
+    kept = affordable(unwanted, nodes, job, least, segments)
     owners = tuple(node for node in job.excluded_nodes if node not in unwanted)
     left = places(msgspec.structs.replace(job, excluded_nodes=(*owners, *kept)), nodes, own=job.nodes)
     return _DesiredJob(
         exclude=kept,
         size=size_of(order.need, job, len(left.free)) if order.need is not None else None,
         holders_are_free=bool(order.holders) and set(order.holders) <= set(left.free),
+        lack=lack_of_segments(kept, nodes, job, least, segments),
     )
 
 
@@ -281,8 +299,11 @@ def _start(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
 
 
 def _ask_by_name(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | None:
-    """Require the holders only once they are free, so that a watcher that dies leaves no job that waits."""
-    if not order.holders or RequeueCommand.PIN in memory.refused:
+    """Require the holders only once they are free, so that a watcher that dies leaves no job that waits.
+
+    Slurm starts no job of several segments that requires fewer nodes than it needs (eval_nodes_block.c).
+    """
+    if not order.holders or RequeueCommand.PIN in memory.refused or segment_of(job, order.need):
         return None
     if memory.pending_for_s >= BY_NAME_S:
         others = tuple(node for node in job.required_nodes if node not in order.holders)

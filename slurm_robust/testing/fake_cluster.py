@@ -288,6 +288,7 @@ class FakeCluster:
             required_nodes=tuple(sorted(set(request.required_nodes))),
             priority=0 if request.hold else 1000,
             requeue=request.requeue,
+            segment=next((int(o[10:]) for o in request.options if o.startswith("--segment=")), 0),
             expedited="--requeue=expedite" in request.options,
             submit_time=now,
             eligible_time=now,
@@ -418,8 +419,23 @@ class FakeCluster:
         if not set(job.required_nodes) <= set(free):
             return None
         most = self.most_nodes[job.job_id]
+        if 0 < job.segment <= job.least_nodes and any(switch.is_block for switch in self.switches):
+            free = self._in_segments(job, free, most)
         wanted = [*job.required_nodes, *(n for n in free if n not in job.required_nodes)][:most]
         return tuple(n for n in self.nodes if n in wanted) if len(wanted) >= job.least_nodes else None
+
+    def _in_segments(self, job: SlurmJob, free: list[str], most: int) -> list[str]:
+        """Return the nodes of whole segments, each in one block; none if they do not fit, as topology/block
+        does.
+        """
+        segments, rest = divmod(job.least_nodes, job.segment)
+        chosen: list[str] = []
+        for block in (one for one in self.switches if one.is_block and not one.level):
+            left = [name for name in block.nodes if name in free]
+            while len(left) >= job.segment and segments and not rest:
+                size = min(len(left), most // (job.least_nodes // job.segment))
+                chosen, left, segments = chosen + left[:size], left[size:], segments - 1
+        return [] if segments or rest else chosen
 
     def _record_run(self, job: SlurmJob, state: str, exit_code: int = 0) -> None:
         if not job.nodes:

@@ -12,7 +12,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
-from slurm_robust.slurm.need import Need
+from slurm_robust.slurm.need import Need, segment_of
 from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, SlurmJob
 from slurm_robust.slurm.select import make_client
 from slurm_robust.trainings.waiting import PendingJob, waiting
@@ -121,7 +121,7 @@ def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
 def need_of(state: JobState) -> Need | None:
     """Return with how many nodes the job of a journal can go on; None before its first run has begun."""
     slots = len(state.world.slots)
-    return Need(least=slots, most=slots + state.wanted_spares) if slots else None
+    return Need(least=slots, most=slots + state.wanted_spares, segment=state.segment) if slots else None
 
 
 def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> PendingJob | None:
@@ -131,9 +131,10 @@ def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> Pend
     need = need_of(state) if state is not None else None
     try:
         nodes = slurm.nodes()
+        topology = slurm.topology() if segment_of(job, need) else ()
     except SlurmError:
-        nodes = ()
-    return waiting(job, nodes, need, state.excluded if state is not None else ())
+        nodes, topology = (), ()
+    return waiting(job, nodes, need, state.excluded if state is not None else (), topology)
 
 
 def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_robust.model.record import Record
-from slurm_robust.slurm.need import Need, Places, places, size_of
-from slurm_robust.slurm.records import SlurmJob, SlurmNode
+from slurm_robust.slurm.need import Need, Places, Segments, places, size_of, to_give_up
+from slurm_robust.slurm.records import SlurmJob, SlurmNode, Switch
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count, duration
@@ -70,12 +70,17 @@ class PendingJob(Record):
 
 
 def waiting(
-    job: SlurmJob, nodes: Sequence[SlurmNode], need: Need | None, weakest: Sequence[str] = ()
+    job: SlurmJob,
+    nodes: Sequence[SlurmNode],
+    need: Need | None,
+    weakest: Sequence[str] = (),
+    topology: Sequence[Switch] = (),
 ) -> PendingJob | None:
     """Return what ``job`` waits for; None if it is not pending.
 
     ``nodes``: all of Slurm's, none if it has not shown them; ``need``: with how many nodes the job can go on,
-    if that is known; ``weakest``: the nodes that we left out, the weakest first.
+    if that is known; ``weakest``: the nodes that we left out, the weakest first; ``topology``: for a job with
+    segments.
     """
     if not job.is_pending:
         return None
@@ -92,7 +97,8 @@ def waiting(
         )
     elif nodes and (not job.reason or job.reason.startswith(_OF_NODES)):
         found = places(job, nodes)
-        command, why = _way(job, found, known, weakest, is_known=need is not None)
+        segments = Segments.of(job, need, topology)
+        command, why = _way(job, found, known, weakest, segments, is_known=need is not None)
     return PendingJob(
         since=job.submit_time,
         reason=job.reason,
@@ -105,17 +111,26 @@ def waiting(
 
 
 def _way(
-    job: SlurmJob, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool
+    job: SlurmJob,
+    found: Places,
+    need: Need,
+    weakest: Sequence[str],
+    segments: Segments | None,
+    *,
+    is_known: bool,
 ) -> tuple[str, str]:
     """Return the command that starts the job on free nodes, and what it does; or what has to happen."""
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
     if short > len(found.left_out_free):
-        return "", _too_few(found, short)
+        missing = count(short - len(found.left_out_free), "node")
+        return "", f"it lacks {missing}{_until(found)}"
     free = list(found.free)
-    if short > 0:
-        order = [*(node for node in weakest if node in found.left_out_free), *found.left_out_free]
-        used = list(dict.fromkeys(order))[:short]
+    if segments and (lack := segments.describe_lack((*free, *found.left_out_free), need.least)):
+        return "", f"only {lack} on the nodes that are free{_until(found)}"
+    order = [*(node for node in weakest if node in found.left_out_free), *found.left_out_free]
+    used = to_give_up(list(dict.fromkeys(order)), free, need.least, segments.room if segments else len)
+    if used:
         free += used
         left = [node for node in job.excluded_nodes if node not in used]
         changes[f"ExcNodeList={fold(left)}"] = f"uses {fold(used)} again"
@@ -144,13 +159,11 @@ def _update(job: SlurmJob, changes: dict[str, str]) -> str:
     return f"scontrol update JobId={job.job_id} {' '.join(words)}"
 
 
-def _too_few(found: Places, short: int) -> str:
+def _until(found: Places) -> str:
     """Return what has to happen before the job can start."""
-    missing = short - len(found.left_out_free)
     ways = []
     if found.busy:
         ways.append("other jobs end")
     if lost := (*found.dead, *found.drained):
         ways.append(f"an administrator brings {fold(lost)} back (scontrol update nodename=… state=resume)")
-    until = f" until {' or '.join(ways)}" if ways else ""
-    return f"it lacks {count(missing, 'node')}{until}"
+    return f" until {' or '.join(ways)}" if ways else ""

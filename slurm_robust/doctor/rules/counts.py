@@ -60,6 +60,17 @@ def _segment(facts: Facts) -> str:
     )
 
 
+def _segment_spares(facts: Facts) -> str:
+    nodes, size, spares = _number(facts, "nodes"), _number(facts, "segment"), facts.config.spares
+    if nodes is None or not size or nodes % size or not 0 < spares < nodes:
+        return ""
+    slots = nodes - spares
+    if slots < size or slots % size == 0:
+        return ""
+    whole = -(-slots // size) * size
+    return f"{slots} of {nodes} nodes train, no whole segments of {size}: a requeue needs {whole} nodes"
+
+
 def _gpu_options(facts: Facts) -> str:
     """Return GPU options that are given twice, which 26.05 refuses; also if the release is not known."""
     try:
@@ -132,6 +143,14 @@ RULES = (
         fix="change --nodes, --segment or --spares: nodes that train and spares together are whole segments",
         source="sbatch(1) --segment; Slurm's changes of 24.05 and 26.05",
         judge=_segment,
+    ),
+    note(
+        name="job.segment_spares",
+        needs=("options",),
+        why="Slurm places whole segments only, so after the loss of a node a requeue waits for spares, too",
+        fix="choose --segment so that the nodes that train are whole segments, or leave it out",
+        source="Slurm's src/plugins/topology/block/eval_nodes_block.c, 24.05 to 26.05",
+        judge=_segment_spares,
     ),
     bad(
         name="job.gpu_options",

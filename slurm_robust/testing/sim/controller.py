@@ -113,7 +113,9 @@ class SimController:
             fx.Exit: lambda effect: self.end(effect.code),
         }
         self._answers: dict[type[qs.Question[Any]], Callable[[Any], object]] = {
-            qs.FindSwitches: lambda asked: {},
+            qs.FindSwitches: lambda asked: {
+                node: one.name for one in slurm.topology() if not one.level for node in one.nodes
+            },
             qs.FindKillWait: lambda asked: env.pace.kill_wait_s,
             qs.StartAgents: self._start_agents,
             qs.ProbePorts: self._probe_ports,

@@ -41,9 +41,10 @@ from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import takeover
 from slurm_robust.slurm.errors import RequeueDisabled, SlurmError
-from slurm_robust.slurm.need import Size
-from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.need import Need, Size
+from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.slurm.requeue_plan import RequeueRequest, wanted_of
 from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -98,6 +99,8 @@ class Sim:
         leap_s: float = 0.0,
         required: tuple[str, ...] = (),
         shared: bool = False,
+        racks: Collection[Collection[str]] = (),
+        segment: int = 0,
         batch_host: str = "",
         replies: Mapping[type[qs.Question[Any]], Reply] | None = None,
         history: Iterable[ev.AnyEvent] = (),
@@ -106,7 +109,9 @@ class Sim:
 
         ``steps``: the number of steps until training ends. ``leap_s``: while all is well time jumps by so
         much, and steps are not played one by one; for jobs of days. ``required``: nodes that the owner asks
-        for by name. ``shared``: checkpoints have a part that all ranks share. ``batch_host``: where the
+        for by name. ``shared``: checkpoints have a part that all ranks share. ``racks``: the nodes of each
+        rack, which is a block of Slurm's and an NVLink clique; ``segment``: nodes of each segment that the
+        owner asks for. ``batch_host``: where the
         batch script runs, if not on the first node of the job. ``replies``: what the test answers to
         questions of a kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
         """
@@ -132,6 +137,7 @@ class Sim:
         completing_s = self.env.pace.kill_wait_s + 2.0
         self.cluster = FakeCluster(names, clock=self.clock, completing_s=completing_s)
         self.slurm = FakeSlurm(self.cluster)
+        self._rack(racks)
         self.journal: list[ev.AnyEvent] = list(history)
         """All events of the job, as its journal holds them."""
         self.said: list[str] = []
@@ -169,12 +175,20 @@ class Sim:
             SubmitRequest(
                 command=("train.py",),
                 nodes=nodes + spares,
-                options=("--no-kill",),
+                options=("--no-kill", *((f"--segment={segment}",) if segment else ())),
                 required_nodes=required,
                 time_limit_s=time_limit_s,
             )
         )
         self._watch()
+
+    def _rack(self, racks: Collection[Collection[str]]) -> None:
+        for number, names in enumerate(racks, 1):
+            rack = f"rack{number}"
+            self.cluster.switches += (Switch(name=rack, level=0, nodes=tuple(names), is_block=True),)
+            for name in names:
+                node = self.nodes[name]
+                node.clique, node.block, node.imex = f"{rack}/1", rack, "READY"
 
     # -- what a test looks at ----------------------------------------------------------------------
 
@@ -661,6 +675,8 @@ class Sim:
             submitted=job.submit_time,
             gpus=len(job.nodes) * self._gpus_per_node,
             required=job.required_nodes,
+            segment=job.segment,
+            blocks={node: block.name for block in self.cluster.switches for node in block.nodes},
             start=f"start {job.restart_count}",
         )
         self._is_over = False
@@ -712,10 +728,17 @@ class Sim:
                 if is_new:
                     slurm.requeue(self.job_id)
                 most = self._slots + self._spares
-                slurm.set_size(
-                    self.job_id, Size(least=self._slots, most=most, tasks=self._slots, cpus=self._slots)
+                job = slurm.job(self.job_id)
+                order = RequeueRequest(
+                    job_id=self.job_id,
+                    ending_run=controller.plan.restart_count,
+                    exclude=asked.exclude,
+                    need=Need(least=self._slots, most=most),
                 )
-                slurm.set_excluded_nodes(self.job_id, self._affordable(asked.exclude))
+                wanted = wanted_of(order, (), job, slurm.nodes(), slurm.topology())
+                if wanted.size is not None:
+                    slurm.set_size(self.job_id, wanted.size)
+                slurm.set_excluded_nodes(self.job_id, wanted.exclude)
             except RequeueDisabled as error:
                 answer(qs.RequeueStatus.REFUSED, str(error))
                 return
@@ -729,15 +752,6 @@ class Sim:
             answer(qs.RequeueStatus.DONE)
 
         self.env.after(self.env.pace.slurm_s, ask)
-
-    def _affordable(self, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what can be excluded and still leaves enough nodes: the weakest, which come first, are
-        dropped.
-        """
-        usable = [name for name in self.nodes if not self.cluster.nodes[name].is_down]
-        while exclude and len([n for n in usable if n not in exclude]) < self._slots:
-            exclude = exclude[1:]
-        return exclude
 
     def _start_now(self) -> None:
         """Start the job now, as the watcher of a run does: it skips Slurm's begin time of two minutes."""

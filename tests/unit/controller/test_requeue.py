@@ -10,7 +10,9 @@ from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_goo
 from slurm_robust.engine.questions import RequeueStatus, SlurmAnswer
 from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.need import Need
+from slurm_robust.slurm.records import Switch
 from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.requeues import watch_until_running
 
@@ -123,3 +125,43 @@ def test_the_jobs_log_names_a_node_that_is_not_excluded(
     requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", need=need, start_now=False)
     requeuer.ask(nodes[:1], lambda what, ok, detail: None, lambda answer: None)
     assert f"requeue: {nodes[0]} is not excluded: there would be too few nodes" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("exclude", "said"),
+    [
+        (("n1", "n3"), "requeue: n1 is not excluded: there would be no room for its segments of 2 nodes"),
+        ((), ""),
+    ],
+)
+def test_a_job_with_segments_says_what_they_cost(
+    exclude: tuple[str, ...], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slurm = FakeSlurm(FakeCluster(["n1", "n2", "n3", "n4", "n5"]))
+    slurm.cluster.switches = (
+        Switch(name="a", level=0, nodes=("n1", "n2"), is_block=True),
+        Switch(name="b", level=0, nodes=("n3", "n4", "n5"), is_block=True),
+    )
+    job_id = slurm.submit(SubmitRequest(command=("x",), nodes=4, options=("--segment=2",)))
+    need = Need(least=4, most=4)
+    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", need=need, start_now=False)
+    requeuer.ask(exclude, lambda what, ok, detail: None, lambda answer: None)
+    out = capfd.readouterr().out
+    assert said in out
+    assert slurm.job(job_id).segment == 2
+    assert slurm.job(job_id).excluded_nodes == (("n3",) if exclude else ())
+
+
+def test_segments_that_have_no_room_any_more_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slurm = FakeSlurm(FakeCluster(["n1", "n2", "n3"]))
+    slurm.cluster.switches = (Switch(name="a", level=0, nodes=("n1", "n2", "n3"), is_block=True),)
+    job_id = started(slurm, "--segment=2")
+    slurm.drain(["n2", "n3"], "broken")
+    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", need=Need(least=2, most=2), start_now=False)
+    requeuer.ask((), lambda what, ok, detail: None, lambda answer: None)
+    assert (
+        "requeue: 0 of its 1 segments of 2 nodes (--segment=2) fit on the nodes that respond and are not "
+        "excluded: it waits until nodes come back; fix: submit it with a smaller --segment"
+    ) in capfd.readouterr().out

@@ -235,6 +235,7 @@ BAD: dict[str, tuple[Change, ...]] = {
         lambda facts: config(nodes=5, spares=1)(fact(nodes=4)(facts)),
     ),
     "job.segment": (options(nodes="18", segment="16"), options(nodes="5", segment="4")),
+    "job.segment_spares": (lambda facts: config(spares=8)(options(nodes="72", segment="18")(facts)),),
     "job.gpu_options": (
         options(gres="gpu:8", gpus_per_node="8"),
         lambda facts: options(gpus_per_node="8")(fact(shape=ScriptShape(gres="srun --gres=gpu:8 x"))(facts)),

@@ -10,7 +10,7 @@ from slurm_robust.doctor.rule import Level, apply
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.shape import ScriptShape, shape_of
 from slurm_robust.slurm.options import of_script
-from tests.unit.doctor.samples import GOOD, fact, options, slurm
+from tests.unit.doctor.samples import GOOD, config, fact, options, slurm
 
 RUN = "srobust run --spares 1 -- python train.py"
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -172,6 +172,22 @@ def test_two_options_for_gpus(lines: str, given: dict[str, str], level: Level) -
 def test_counts_of_nodes_and_tasks_are_judged(name: str, given: dict[str, str], text: str) -> None:
     found = apply(BY_NAME[name], options(**given)(GOOD)).text
     assert text in found if text else not found
+
+
+@pytest.mark.parametrize(
+    ("spares", "segment", "text"),
+    [
+        (8, "18", "64 of 72 nodes train, no whole segments of 18: a requeue needs 72 nodes"),
+        (8, "8", ""),
+        (18, "18", ""),
+        (0, "18", ""),
+        (8, "72", ""),
+    ],
+)
+def test_spares_beside_segments_are_judged(spares: int, segment: str, text: str) -> None:
+    facts = config(spares=spares)(options(nodes="72", segment=segment)(GOOD))
+    found = apply(BY_NAME["job.segment_spares"], facts).text
+    assert found.startswith(text) if text else "whole segments" not in found
 
 
 def test_within_one_segment_earlier_releases_refuse() -> None:

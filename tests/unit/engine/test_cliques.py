@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import count
+
+from msgspec import structs
+
 from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.model import events as ev
+from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
-from tests.unit.engine.stories import PACE, gets_on, reserve
+from slurm_robust.trainings.slurmview import waits_for
+from tests.unit.engine.stories import PACE, gets_on, next_controller, reserve, trained
 
 SHARED_SPARES = JobConfig(companions=CompanionConfig(reservation="spares", wait_s=20.0))
 
 
-def racked(*racks: tuple[int, int], config: JobConfig | None = None, others: int = 0) -> Sim:
-    """A job that trains on racks of so many nodes with slots and standbys; nodes are numbered rack by rack,
-    slots first.
+def racked(
+    *racks: tuple[int, int],
+    config: JobConfig | None = None,
+    others: Sequence[int] = (),
+    segment: int = 0,
+    pace: SimulatedPace = PACE,
+) -> Sim:
+    """A job that trains on racks of so many nodes with slots and standbys: n1, n2, … rack by rack.
+
+    ``others``: the racks of nodes that are free.
     """
-    slots, spares = sum(used for used, _ in racks), sum(more for _, more in racks)
-    sim = Sim(slots, spares, ranks_per_node=4, seed=1, steps=400, pace=PACE, config=config, others=others)
-    used, left = iter(range(1, slots + 1)), iter(range(slots + 1, slots + spares + 1))
-    for number, (here, standing_by) in enumerate(racks):
-        for at in (*(next(used) for _ in range(here)), *(next(left) for _ in range(standing_by))):
-            node = sim.nodes[f"n{at}"]
-            node.clique, node.block, node.imex = f"rack{number}/1", f"rack{number}", "READY"
+    names = (f"n{number}" for number in count(1))
+    nodes = [[next(names) for _ in range(slots + spares)] for slots, spares in racks]
+    for rack in others:
+        nodes.extend([] for _ in range(rack + 1 - len(nodes)))
+        nodes[rack].append(next(names))
+    slots, spares = map(sum, zip(*racks, strict=True))
+    sim = Sim(
+        slots,
+        spares,
+        ranks_per_node=4,
+        seed=1,
+        steps=400,
+        pace=pace,
+        config=config,
+        others=len(others),
+        racks=nodes,
+        segment=segment,
+    )
     sim.run_until(lambda: sim.step >= 3, within_s=300.0)
     return sim
 
 
 def cliques(sim: Sim) -> list[str]:
-    return [sim.nodes[node].clique for node in sim.state.world.slots]
+    """The racks of the nodes in slots."""
+    return [sim.nodes[node].block for node in sim.state.world.slots]
 
 
 def test_the_journal_knows_what_each_agent_tells_of_its_node() -> None:
@@ -34,11 +60,15 @@ def test_the_journal_knows_what_each_agent_tells_of_its_node() -> None:
     seen = sim.events(ev.FabricSeen)
     assert {event.node for event in seen} == {"n1", "n2", "n3", "n4"}
     assert len(seen) == 4, "once for each node"
-    assert (seen[0].clique, seen[0].block, seen[0].imex) == ("rack0/1", "rack0", "READY")
-    sim.controller_dies()
-    sim.run(20.0)
-    assert sim.stage == "Running"
+    assert (seen[0].clique, seen[0].block, seen[0].imex) == ("rack1/1", "rack1", "READY")
+    next_controller(sim)
     assert len(sim.events(ev.FabricSeen)) == 4, "the next controller has read them"
+
+
+def test_each_rack_of_slurms_has_its_standbys_from_the_start() -> None:
+    sim = racked((4, 1), (4, 1))
+    assert sim.state.world.slots == ("n1", "n2", "n3", "n4", "n6", "n7", "n8", "n9")
+    assert sim.state.spares == ("n5", "n10")
 
 
 def test_one_rack_loses_a_tray_and_another_one() -> None:
@@ -47,16 +77,15 @@ def test_one_rack_loses_a_tray_and_another_one() -> None:
         sim.node_dies(lost)
         gets_on(sim, generation)
         assert spare in sim.state.world.slots
-    assert set(cliques(sim)) == {"rack0/1"}
 
 
 def test_the_spare_of_the_rack_that_lost_a_tray_is_taken() -> None:
     sim = racked((16, 1), (16, 1))
-    for generation, (lost, spare) in enumerate((("n20", "n34"), ("n2", "n33")), 2):
+    for generation, (lost, spare) in enumerate((("n20", "n34"), ("n2", "n17")), 2):
         sim.node_dies(lost)
         gets_on(sim, generation)
         assert spare in sim.state.world.slots
-    assert [cliques(sim).count(f"rack{number}/1") for number in range(2)] == [16, 16]
+    assert cliques(sim) == ["rack1"] * 16 + ["rack2"] * 16
 
 
 def test_a_rack_without_spares_moves_to_the_rack_that_stands_by() -> None:
@@ -64,36 +93,34 @@ def test_a_rack_without_spares_moves_to_the_rack_that_stands_by() -> None:
     before = sim.state.world.slots
     sim.node_dies("n5")
     gets_on(sim, 2)
-    assert cliques(sim) == ["rack2/1"] * 16 + ["rack1/1"] * 16
+    assert cliques(sim) == ["rack3"] * 16 + ["rack2"] * 16
     assert set(sim.state.spares) == {"n33", *before[:16]} - {"n5"}, "the 15 that are well stand by"
     assert any("take the slots of n[1-16] as a whole" in line for line in sim.said)
     sim.node_dies("n32")
     gets_on(sim, 3)
-    assert cliques(sim) == ["rack2/1"] * 16 + ["rack1/1"] * 16
-    assert "n32" not in sim.state.world.slots
+    assert cliques(sim) == ["rack3"] * 16 + ["rack2"] * 16
 
 
 def test_a_whole_rack_is_lost_and_another_one_takes_its_place() -> None:
     sim = racked((16, 2), (16, 2), (0, 16))
-    for number in (*range(17, 33), 35, 36):
+    for number in range(19, 37):
         sim.node_dies(f"n{number}")
     gets_on(sim, 2)
-    assert cliques(sim) == ["rack0/1"] * 16 + ["rack2/1"] * 16
-    assert set(sim.state.spares) >= {"n33", "n34"}
+    assert cliques(sim) == ["rack1"] * 16 + ["rack3"] * 16
+    assert set(sim.state.spares) >= {"n17", "n18"}, "the spares of the other rack are left to it"
 
 
 def test_the_rack_with_the_controller_is_lost() -> None:
-    sim = racked((4, 1), (4, 1), (4, 0), (0, 4))
-    for number in (1, 2, 3, 4, 13):
+    sim = racked((4, 0), (4, 0), (4, 0), (0, 4), segment=4)
+    for number in range(1, 5):
         sim.node_dies(f"n{number}")
-    sim.run_until(lambda: cliques(sim) == ["rack3/1"] * 4 + ["rack1/1"] * 4 + ["rack2/1"] * 4, 300.0)
+    sim.run_until(lambda: cliques(sim) == ["rack4"] * 4 + ["rack2"] * 4 + ["rack3"] * 4, 300.0)
     step = sim.state.world.best_step
     sim.run_until(lambda: sim.step >= step + 5, within_s=120.0)
 
 
 def test_agents_of_an_older_release_tell_nothing_and_spares_come_as_before() -> None:
-    sim = Sim(2, 2, seed=1, steps=400, pace=PACE)
-    sim.run_until(lambda: sim.step >= 3, within_s=300.0)
+    sim = trained(2, 2)
     sim.node_dies("n2")
     gets_on(sim, 2)
     assert sim.state.world.slots == ("n1", "n3")
@@ -101,23 +128,44 @@ def test_agents_of_an_older_release_tell_nothing_and_spares_come_as_before() -> 
 
 
 def test_of_the_shared_spares_that_of_the_rack_that_lost_a_tray_is_lent() -> None:
-    sim = racked((4, 0), (4, 0), config=SHARED_SPARES, others=3)
-    for node, number in (("n9", 2), ("n10", 1), ("n11", 0)):
-        sim.nodes[node].clique, sim.nodes[node].block = f"rack{number}/1", f"rack{number}"
+    sim = racked((4, 0), (4, 0), config=SHARED_SPARES, others=(2, 1, 0))
     reserve(sim, "n9", "n10", "n11")
     sim.node_dies("n6")
     gets_on(sim, 2)
     assert "n10" in sim.state.world.slots
-    assert cliques(sim) == ["rack0/1"] * 4 + ["rack1/1"] * 4
+    assert cliques(sim) == ["rack1"] * 4 + ["rack2"] * 4
 
 
 def test_a_job_is_requeued_rather_than_given_a_tray_of_another_rack() -> None:
-    sim = racked((4, 0), (4, 0), config=SHARED_SPARES, others=2)
-    for node in ("n9", "n10"):
-        sim.nodes[node].clique, sim.nodes[node].block = "rack2/1", "rack2"
+    sim = racked((4, 0), (4, 0), config=SHARED_SPARES, others=(2, 2))
     reserve(sim, "n9")
     sim.node_dies("n6")
     sim.run_until(lambda: sim.runs == 2, within_s=900.0)
     assert sim.events(ev.CompanionStarted) == []
     (requeued,) = sim.events(ev.RequeueStarted)
     assert "no node is free" in requeued.reason
+
+
+def test_a_requeued_job_keeps_its_segments() -> None:
+    """Rack 1 has no room for a segment any more, so the next run has racks 2 and 3; n9 is free, and alone."""
+    sim = racked((4, 0), (4, 0), others=(3, 2, 2, 2, 2), segment=4)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.runs == 2 and sim.step >= 5, within_s=900.0)
+    assert cliques(sim) == ["rack3"] * 4 + ["rack2"] * 4
+    assert sim.slurm.job(sim.job_id).segment == 4
+
+
+def test_a_job_whose_segments_have_no_room_waits_and_hangs_nowhere() -> None:
+    knows_at_once = structs.replace(PACE, slurm_gives_up_s=3.0)
+    sim = racked((4, 0), (4, 0), others=(2, 2, 2), segment=4, pace=knows_at_once)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.waits_for_nodes, within_s=900.0)
+    sim.run(600.0)
+    assert (sim.runs, sim.waits_for_nodes) == (1, True)
+    view = waits_for(sim.slurm, sim.slurm.job(sim.job_id), sim.state)
+    assert view is not None
+    assert view.why.startswith("only 1 of its 2 segments of 4 nodes (--segment=4) fit on the nodes that are")
+    sim.node_returns("n2")
+    sim.slurm.set_excluded_nodes(sim.job_id, ())
+    sim.run_until(lambda: sim.runs == 2 and sim.step >= 5, within_s=900.0)
+    assert cliques(sim) == ["rack1"] * 4 + ["rack2"] * 4

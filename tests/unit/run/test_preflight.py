@@ -567,11 +567,12 @@ def test_blocks_and_segments_of_the_allocation_are_found_where_slurm_has_blocks(
     cluster = FakeCluster(["n1", "n2", "n3"])
     slurm = FakeSlurm(cluster)
     job_id = slurm.submit(SubmitRequest(command=("true",), nodes=3, options=("--segment=3",)))
-    job, allocation = slurm.job(job_id), slurm.allocation(job_id)
+    shown, allocation = slurm.job(job_id), slurm.allocation(job_id)
+    job = structs.replace(shown, segment=0)
     assert preflight.placement(slurm, allocation, job, {}) == ({}, 0), "no topology/block"
     cluster.switches = RACKS
     blocks = {"n1": "rack1", "n2": "rack1", "n3": "rack2"}
-    assert preflight.placement(slurm, allocation, structs.replace(job, segment=3), {}) == (blocks, 3)
+    assert preflight.placement(slurm, allocation, shown, {}) == (blocks, 3)
     assert preflight.placement(slurm, allocation, job, {}) == (blocks, 3), (
         "before 25.05 sbatch's options say it"
     )

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from slurm_robust.slurm.need import Need, Places, Size, affordable, places, size_of
-from slurm_robust.slurm.records import SlurmJob, SlurmNode
+from slurm_robust.slurm.need import (
+    Need,
+    Places,
+    Segments,
+    Size,
+    affordable,
+    lack_of_segments,
+    places,
+    segment_of,
+    size_of,
+)
+from slurm_robust.slurm.records import SlurmJob, SlurmNode, Switch
 from tests.builders import records
 
 NEED = Need(least=4, most=5)
@@ -118,3 +128,56 @@ def test_a_size_is_said_to_slurm_and_to_people() -> None:
     assert size.arguments() == ("NumNodes=4-5", "NumTasks=5", "NumCPUs=5")
     assert size.describe() == "4-5 nodes"
     assert msgspec.structs.replace(size, least=5).describe() == "5 nodes"
+
+
+def block(name: str, *numbers: int, level: int = 0) -> Switch:
+    return Switch(name=name, level=level, nodes=tuple(f"n{i}" for i in numbers), is_block=True)
+
+
+RACKS = (block("a", 1, 2, 3), block("b", 4, 5, 6), block("c", 7, 8, 9))
+
+
+def kept(exclude: Sequence[str], least: int = 4, size: int = 2, **states: str) -> tuple[tuple[str, ...], str]:
+    """What stays excluded of nine nodes in three racks, and what is said of segments without room."""
+    need, asked = Need(least=least, most=9), job(segment=size)
+    segments = Segments.of(asked, need, RACKS)
+    nodes = cluster(9, **states)
+    left = affordable(exclude, nodes, asked, least, segments)
+    return left, lack_of_segments(left, nodes, asked, least, segments)
+
+
+def test_an_exclusion_is_given_up_if_it_leaves_no_room_for_a_segment() -> None:
+    assert kept(["n1", "n4"], n7="DOWN") == (("n1", "n4"), ""), "two segments fit in a and b"
+    assert kept(["n1", "n2"], least=6) == (("n2",), ""), "n1 is the weakest, and one is enough"
+    assert kept(["n1", "n4", "n5"], least=6) == (("n1", "n5"), ""), "n1 would help no segment"
+    assert kept(["n1", "n4"], least=3, size=3, n7="DOWN") == (("n4",), "")
+
+
+def test_segments_that_do_not_fit_whatever_is_used_give_up_no_exclusion() -> None:
+    lack = "2 of its 3 segments of 2 nodes (--segment=2) fit"
+    assert kept(["n1"], least=6, n7="DOWN", n8="IDLE+DRAIN") == (("n1",), lack)
+
+
+def test_segments_larger_than_a_rack_are_placed_in_the_blocks_above() -> None:
+    above = (block("ab", *range(1, 7), level=1), block("abc", *range(1, 10), level=1))
+    need = Need(least=4, most=5)
+    segments = Segments.of(job(segment=4), need, (*RACKS, *above))
+    assert segments is not None
+    assert segments.room({f"n{i}" for i in range(1, 10)}) == 4
+    assert Segments.of(job(segment=4), need, ()) is None, "no topology/block"
+
+
+def test_slurm_ignores_segments_larger_than_the_job() -> None:
+    assert segment_of(job(segment=5), NEED) == 0
+    assert segment_of(job(segment=4), NEED) == 4
+    assert segment_of(job(), Need(least=4, most=5, segment=2)) == 2, "Slurm before 25.05 does not show it"
+    assert segment_of(job(segment=3), None) == 3
+
+
+def test_the_least_nodes_of_a_job_with_segments_are_whole_segments() -> None:
+    asked = size_of(Need(least=62, most=72), job(segment=18), 72)
+    assert (asked.least, asked.most) == (72, 72)
+    asked = size_of(Need(least=62, most=72), job(segment=16), 72)
+    assert (asked.least, asked.most) == (64, 72)
+    asked = size_of(Need(least=62, most=63), job(segment=16), 72)
+    assert (asked.least, asked.most) == (62, 63), "Slurm may refuse it, but more than the most it never gets"

@@ -447,6 +447,17 @@ def test_other_nodes_are_taken_if_the_named_ones_do_not_come_in_a_minute(slurm: 
     assert 60 <= took_s < 75
 
 
+def test_a_job_with_segments_asks_for_no_node_by_name(slurm: FakeSlurm) -> None:
+    job_id, clock, said = started(slurm, 2), slurm.cluster.clock, []
+    need = Need(least=2, most=2, segment=1)
+    order = RequeueRequest(job_id=job_id, ending_run=0, need=need, holders=("n4",))
+    begun = clock.now
+    done = carry_out(slurm, order, timeout_s=200, clock=clock, report=told(said))
+    assert there(done.job).nodes == ("n1", "n2")
+    assert RequeueCommand.PIN not in [outcome.stage for outcome in said]
+    assert clock.now - begun < 10, "nor does it wait for it"
+
+
 def test_the_next_requeue_does_not_ask_for_them_again(slurm: FakeSlurm) -> None:
     job_id = started(slurm, 2, required_nodes=("n1", "n2"))
     order = RequeueRequest(job_id=job_id, ending_run=0, pins=("n2", "n3"))

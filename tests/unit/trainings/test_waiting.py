@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.records import SlurmJob, SlurmNode
+from slurm_robust.slurm.records import SlurmJob, SlurmNode, Switch
 from slurm_robust.trainings.waiting import PendingJob, waiting
 from tests.builders import records
 
@@ -120,3 +120,31 @@ def test_a_job_without_a_journal_needs_what_it_asks_for() -> None:
     waits = found(first, need=None)
     assert (waits.least, waits.most) == (5, 5)
     assert waits.command == UPDATE + "ExcNodeList=n5"
+
+
+RACKS = tuple(
+    Switch(name=name, level=0, nodes=nodes, is_block=True)
+    for name, nodes in {"a": ("n1", "n2", "n3"), "b": ("n4", "n5", "n6")}.items()
+)
+
+
+def in_segments(excluded: tuple[str, ...], weakest: tuple[str, ...] = (), **states: str) -> PendingJob:
+    job = pending(segment=2, least_nodes=4, excluded_nodes=excluded)
+    waits = waiting(job, cluster(**states), NEED, weakest, RACKS)
+    assert waits is not None
+    return waits
+
+
+def test_a_node_is_used_again_that_gives_a_segment_room() -> None:
+    waits = in_segments(("n1", "n2", "n4"), ("n4", "n2", "n1"))
+    assert waits.command == UPDATE + "ExcNodeList=n[1,4]", "n4 is weaker, and helps no segment"
+    assert "uses n2 again" in waits.advice
+
+
+def test_segments_without_room_are_named() -> None:
+    waits = in_segments(("n1",), n2="DOWN", n3="ALLOCATED")
+    assert (waits.command, waits.why) == (
+        "",
+        "only 1 of its 2 segments of 2 nodes (--segment=2) fit on the nodes that are free until other jobs "
+        "end or an administrator brings n2 back (scontrol update nodename=… state=resume)",
+    )
