@@ -74,7 +74,7 @@ class TakeoverWatch:
     ) -> None:
         """``environ``: of this process, for the controller; ``program``: that takes over.
 
-        ``lacking``: Slurm's commands that are not here, without which this node takes nothing over.
+        ``lacking``: Slurm's commands that are not here.
         """
         self._spec = spec
         self._job = job
@@ -86,12 +86,12 @@ class TakeoverWatch:
         self._program = tuple(program)
         self._is_candidate = bool(spec.takeover_s) and _is_candidate(node, environ)
         self.note = ""
-        """Why this node takes nothing over though it is one of those that should; "" if it does."""
+        """What a controller that is started here cannot do; "" if it can do all."""
         if self._is_candidate and lacking:
-            self._is_candidate = False
             self.note = (
-                f"this agent finds no {' and no '.join(lacking)}, so its node takes nothing over if the "
-                "controller's host dies; mount Slurm's commands into the container (docs/containers.md)"
+                f"this agent finds no {' and no '.join(lacking)}: a controller that takes over here starts "
+                "no agent again, and neither requeues nor ends the job; mount Slurm's commands into the "
+                "container (docs/containers.md)"
             )
         self._thread: threading.Thread | None = None
         self._next = 0.0

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.process import CommandTimeout, lacking_commands
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.output import say, settle
 from slurm_robust.util.threads import start_thread
@@ -65,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         plan = load_plan(directory, given.run_id)
         _go_on_in(plan.output, directory.path / "takeover.log")
         slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
-        code = take_over(directory, plan, slurm, given.epoch, given.taken_from, given.why, given.silent_since)
+        lacking = lacking_commands(os.environ.get("PATH", ""))
+        since = given.silent_since
+        code = take_over(directory, plan, slurm, given.epoch, given.taken_from, given.why, since, lacking)
     except (SrobustError, OSError) as error:
         say(f"no controller can take over: {error}")
         code = int(ExitCode.JOB_DIR)
@@ -81,17 +83,26 @@ def take_over(
     taken_from: str,
     why: str,
     silent_since: float = 0.0,
+    lacking: Sequence[str] = (),
 ) -> int:
-    """Keep a controller running until the job is over, then end the job; its exit code."""
+    """Keep a controller running until the job is over, then end the job; its exit code.
+
+    ``lacking``: Slurm's commands that are not here, as within most images of containers.
+    """
     node = os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
     say(f"takeover: {why}; the controller runs on {node} now")
+    if lacking:
+        say(
+            f"{node} finds no {' and no '.join(lacking)}: no agent is started again, and the job is neither "
+            f"requeued nor ended; once training is done: scancel {plan.job_id}"
+        )
     others = Others(directory, epoch, plan.start)
     if (code := others.end()) is None:
         start_thread("job", partial(watch, slurm, plan))
         options = ("--taken-from", taken_from, "--why", why, "--silent-since", str(silent_since))
         notify = bool(plan.config.notify.channels)
         code = supervise(directory.path, plan.run_id, *options, after=epoch, notify=notify, start=plan.start)
-    if code != ExitCode.REQUEUED:
+    if code != ExitCode.REQUEUED and not lacking:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)
         # Read the journal again and again, until storage answers or the run is over

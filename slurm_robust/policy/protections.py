@@ -26,7 +26,6 @@ def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection,
     borrows = companions.partition or companions.reservation is not None
     alone = "one node" if slots + spares < 2 else ""
     memory = "" if checkpoint.memory else "checkpoint.memory is false"
-    inside = " where agents find Slurm's commands" if config.agents.is_contained else ""
     # The first cause that holds is told.
     table = {
         "restarts": (observe, no_restart),
@@ -34,7 +33,7 @@ def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection,
         "faults of nodes": (observe, "" if detect.inspect else "detect.inspect is false"),
         "spare nodes": (observe, "" if spares or borrows else "spares is 0: a lost node costs a requeue"),
         "requeue": (observe, "" if config.slurm.requeue else "slurm.requeue is false"),
-        f"takeover of the controller{inside}": (
+        "takeover of the controller": (
             observe,
             "" if config.timings.takeover_s is not None else "timings.takeover_s is null",
             alone,

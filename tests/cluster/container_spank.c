@@ -180,7 +180,7 @@ static int start(spank_t sp, const char *root) {
         if (bind_at(root, own[i], own[i]))
             return -1;
     snprintf(path, sizeof path, "%s/etc/passwd", root);
-    snprintf(text, sizeof text, "user:x:%u:%u::%s:/bin/sh\n", uid, gid, home);
+    snprintf(text, sizeof text, "root:x:0:0::/root:/bin/sh\nuser:x:%u:%u::%s:/bin/sh\n", uid, gid, home);
     put(path, text);
     snprintf(path, sizeof path, "%s/tmp", root);
     mkdir(path, 0755);

@@ -29,6 +29,7 @@ from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.testing.sim.job import Sim
+from slurm_robust.util.output import settle
 from slurm_robust.wire.epochs import EpochRecord
 from tests.builders import plans
 from tests.unit.engine.stories import PACE, evicted, opened, requeues, starts, trained
@@ -160,7 +161,12 @@ def signals() -> Iterator[None]:
 
 
 def end_with(
-    monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurm, folder: Path, code: int, *events: ev.AnyEvent
+    monkeypatch: pytest.MonkeyPatch,
+    slurm: FakeSlurm,
+    folder: Path,
+    code: int,
+    *events: ev.AnyEvent,
+    lacking: tuple[str, ...] = (),
 ) -> SlurmJob:
     """What Slurm has of the job once the supervisor that took over has ended with ``code``."""
     plan = planned(slurm, folder)
@@ -172,8 +178,21 @@ def end_with(
 
     monkeypatch.setattr(takeover, "supervise", supervise)
     monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
-    take_over(JobDirectory(folder), plan, slurm, 1, "n1", "it is dead")
+    take_over(JobDirectory(folder), plan, slurm, 1, "n1", "it is dead", lacking=lacking)
     return slurm.job(plan.job_id)
+
+
+@pytest.mark.usefixtures("signals")
+def test_without_slurms_commands_the_job_is_left_running_and_its_owner_is_told(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = ev.RunEnded(t=0.0, code=0, reason="every rank ended with code 0", final=True)
+    job = end_with(monkeypatch, slurm, tmp_path, 0, ended, lacking=("scontrol", "srun"))
+    assert job.is_running
+    settle(10.0)
+    said = "".join(capfd.readouterr())
+    assert "finds no scontrol and no srun" in said
+    assert f"scancel {job.job_id}" in said
 
 
 @pytest.mark.usefixtures("signals")
