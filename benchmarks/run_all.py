@@ -16,6 +16,7 @@ NAMES = (
     "rehearsal",
     "overhead",
     "checkpoint",
+    "keep_up",
     "hooks",
     "detection",
     "stacks",

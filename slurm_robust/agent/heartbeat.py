@@ -10,7 +10,7 @@ from msgspec import structs
 from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
 from slurm_robust.model.findings import Alert
-from slurm_robust.model.progress import Traffic
+from slurm_robust.model.progress import SnapshotTimes, Traffic
 from slurm_robust.wire.messages import Heartbeat, Progress, Pulse
 from slurm_robust.wire.protocol import PROTOCOL
 
@@ -63,11 +63,14 @@ class HeartbeatState:
         still_s: float | None = None,
         started: Mapping[str, float] = MappingProxyType({}),
         spent: Mapping[str, float] = MappingProxyType({}),
+        strides: tuple[int, int] = (0, 0),
+        snapshots: SnapshotTimes | None = None,
     ) -> Heartbeat | Pulse:
         """Make the next heartbeat, or a Pulse if the last heartbeat says it all.
 
-        ``started``: seconds of the phases of the workers' start. ``spent``: of their phases since then. When
-        workers have ended, the heartbeat holds what they have left: they change no copy now.
+        ``started``: seconds of the phases of the workers' start. ``spent``: of their phases since then.
+        ``strides``: of peers and of the node itself, as the workers know them. When workers have ended, the
+        heartbeat holds what they have left: they change no copy now.
         """
         self._seq += 1
         heartbeat = Heartbeat(
@@ -109,6 +112,9 @@ class HeartbeatState:
             clique=self.clique,
             block=self.block,
             imex=self.imex,
+            stride=strides[0],
+            local_stride=strides[1],
+            snapshots=snapshots,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

@@ -411,6 +411,8 @@ class Agent:
             self._deaths.still_s(self._state.killed, now),
             self._steps.start_phases,
             self._steps.spent,
+            (self._steps.stride, self._steps.local_stride),
+            self._steps.snapshots,
         )
         self._heartbeat_wanted = not self._socket.send(heartbeat)
 
@@ -443,8 +445,8 @@ class Agent:
                 self._files.submit(partial(_tail, self._setup.job, generation, rank))
             case RequestCheckpoint(step=step):
                 self._steps.request_checkpoint(step)
-            case Pace(stride=stride):
-                self._steps.set_stride(stride)
+            case Pace(stride=stride, local_stride=local):
+                self._heartbeat_wanted |= self._steps.set_stride(stride, local)
                 self._copies.set_stride(stride)
             case Flush(step=step):
                 self._ask_flush(step)
@@ -483,7 +485,14 @@ class Agent:
     def _spawn(self, launch: Launch) -> None:
         try:
             folder = self._runtime.generation(launch.generation)
-            self._steps.create(folder, launch.generation, launch.ranks, launch.announce_step, launch.stride)
+            self._steps.create(
+                folder,
+                launch.generation,
+                launch.ranks,
+                launch.announce_step,
+                launch.stride,
+                launch.local_stride,
+            )
         except OSError as error:
             reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
             for rank in launch.ranks:

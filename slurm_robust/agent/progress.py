@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_robust.agent.rankenv import record_path
-from slurm_robust.model.progress import most
+from slurm_robust.model.progress import SnapshotTimes, most
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.step_record import RecordError, StepRecord
 
@@ -18,27 +18,36 @@ class StepWatch:
         self._reported: list[tuple[bool, bool, bool]] = []
         self._requested = -1
         self._announce = 0
+        self.stride = self.local_stride = 0
+        """What the workers were told; 0 without workers."""
 
     def create(
-        self, folder: Path, generation: int, ranks: tuple[int, ...], announce: int = 0, stride: int = 1
+        self,
+        folder: Path,
+        generation: int,
+        ranks: tuple[int, ...],
+        announce: int = 0,
+        stride: int = 1,
+        local_stride: int = 1,
     ) -> None:
         """Make the records of a new generation.
 
-        ``announce`` is a step that is news when it is done, multiples of ``stride`` go to peers. Raises
-        ``OSError``, say when memory is full.
+        ``announce`` is a step that is news when it is done, multiples of ``stride`` go to peers, and
+        snapshots are taken of multiples of ``local_stride``. Raises ``OSError``, say when memory is full.
         """
         self.forget()
         self._announce = announce
         for rank in ranks:
             path = record_path(folder, rank)
             self._records.append(StepRecord.create(path, generation=generation, rank=rank))
-        self.set_stride(stride)
+        self.set_stride(stride, local_stride)
 
     def forget(self) -> None:
         """Forget the records: the generation is over."""
         for record in self._records:
             record.close()
         self._records, self._reported, self._requested = [], [], -1
+        self.stride = self.local_stride = 0
 
     def request_checkpoint(self, step: int) -> None:
         """Ask all workers for a checkpoint at ``step``."""
@@ -48,10 +57,14 @@ class StepWatch:
         for record in self._records:
             record.request_checkpoint(step)
 
-    def set_stride(self, stride: int) -> None:
-        """Let all workers know which snapshots go to peers."""
+    def set_stride(self, stride: int, local: int) -> bool:
+        """Let all workers know which snapshots to take, and which go to peers; False if they do."""
+        if not self._records or (stride, local) == (self.stride, self.local_stride):
+            return False
         for record in self._records:
-            record.set_stride(stride)
+            record.set_stride(stride, local)
+        self.stride, self.local_stride = stride, local
+        return True
 
     def ask_flush(self, step: int) -> None:
         """Have all workers keep the snapshot of ``step``; -1 for none."""
@@ -77,6 +90,14 @@ class StepWatch:
     def spent(self) -> dict[str, float]:
         """Seconds that phases and checkpoints have taken, each on the rank on which it was most."""
         return most(record.spent for record in self._records)
+
+    @property
+    def snapshots(self) -> SnapshotTimes | None:
+        """What snapshots take on the ranks on which they take most, None if that is not known (yet)."""
+        try:
+            return SnapshotTimes.worst(record.snapshots for record in self._records)
+        except RecordError:
+            return None
 
     def has_news(self, now: float) -> bool:
         """Return whether a rank has, since the last call, done what the controller waits for.

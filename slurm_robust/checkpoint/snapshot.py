@@ -37,6 +37,7 @@ from slurm_robust.checkpoint.gpus import CUDA, GpuEvent, Gpus, Pairs
 from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training, capture, changed_by_optimizers, gpu_of, key_of
+from slurm_robust.checkpoint.timing import Timing, TimingHistory
 from slurm_robust.checkpoint.tree import path_of
 from slurm_robust.model.record import Record
 from slurm_robust.util.spare_cpus import SpareCpus
@@ -56,8 +57,9 @@ BEGIN_S = 0.01
 # together these read 40 GB/s, of which a node's ranks have several times as much among them.
 SUM_BYTES = 64 * 2**20
 SUM_THREADS = 8
-# How long a step waits for memory before training goes on without a snapshot. Small states have theirs in
-# milliseconds; large ones wait for seconds (0.6 s per GB were measured, a GPU's driver takes as long again).
+# How long one step waits for memory; then training goes on without snapshots until it is there. Small states
+# have theirs in milliseconds; large ones wait for seconds (0.6 s per GB were measured, a GPU's driver takes
+# as long again).
 RESERVE_S = 1.0
 
 
@@ -160,7 +162,9 @@ class PendingSnapshot:
     buffers: list[TensorBuffer]  # the own part's first
     values: list[Any]
     late: Late
+    timing: Timing
     versions: list[int] = field(default_factory=list)
+    begins: list[GpuEvent] = field(default_factory=list)  # of the copies of late tensors on GPUs
     events: list[tuple[devices.GpuCopies, GpuEvent]] = field(default_factory=list)
     begun: threading.Event = field(default_factory=threading.Event)  # the thread needs no lock any more
     may_sum: threading.Event = field(default_factory=threading.Event)  # no update is waiting or under way
@@ -253,6 +257,7 @@ class Snapshotter:
         # For which the newest snapshot held training up, in take() and in front of the optimizer's update.
         self.blocked_s = 0.0
         self.skipped = 0  # snapshots that were not taken, or not usable
+        self.timings = TimingHistory()
         self._overlap = overlap
         self._runtime = gpus
         self._captures = captures or devices.Captures(gpus)  # its hook comes before ours
@@ -269,6 +274,7 @@ class Snapshotter:
         self._process = os.getpid()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-snapshot")
         self._reserved: BackgroundCall[None] | None = None
+        self._has_waited = False  # a step has waited for it
         self._announce = announce
         # A compiled step() must not try to trace this: it is called between the graphs instead.
         before = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
@@ -309,7 +315,7 @@ class Snapshotter:
         """
         begun = time.perf_counter()
         try:
-            self._take(_SnapshotRequest(step=step, stride=stride, flush=flush), training)
+            self._take(_SnapshotRequest(step=step, stride=stride, flush=flush), training, begun)
         except NotWritten:
             self.skipped += 1
             raise
@@ -363,8 +369,11 @@ class Snapshotter:
 
     # -- taking one -------------------------------------------------------------------------------
 
-    def _take(self, wanted: _SnapshotRequest, training: Training) -> None:
+    def _take(self, wanted: _SnapshotRequest, training: Training, asked: float) -> None:
         self.settle()
+        timing = Timing(wanted.step, asked, began=time.perf_counter(), is_typical=self._reserved is None)
+        if self._last is not None:
+            self.timings.see(self._last.timing, asked, wanted.step, self.blocked_s)
         if self._captures.seen and self._overlap:
             self._overlap = False
             _log.warning(
@@ -374,6 +383,8 @@ class Snapshotter:
             )
         if not self._is_reserved():
             self.skipped += 1
+            if self._last is not None:
+                self._last.timing.is_typical = False
             return
         last, self._last = self._last, None
         pending: PendingSnapshot | None = None
@@ -381,7 +392,7 @@ class Snapshotter:
         in_haste = last is not None and self._overlap and (last.held_up or self._always_ahead)
         if last and in_haste:
             versions = last.late.versions()
-            pending = self._ahead(wanted, last) if self._foreseen else None
+            pending = self._ahead(wanted, last, timing) if self._foreseen else None
         try:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
             contents = self._buffers.contents(snapshot)
@@ -405,7 +416,7 @@ class Snapshotter:
                 if not self.active:
                     return
                 self._pinned.device = next((e.device for e in (*early, *late.entries) if e.on_gpu), None)
-                pending = self._begin(wanted, contents.values, contents.trees, late)
+                pending = self._begin(wanted, contents.values, contents.trees, late, timing)
             if pending is None:
                 self.skipped += 1
                 return
@@ -415,27 +426,30 @@ class Snapshotter:
                 self._abandon(pending)
             raise
 
-    def _ahead(self, wanted: _SnapshotRequest, last: PendingSnapshot) -> PendingSnapshot | None:
+    def _ahead(
+        self, wanted: _SnapshotRequest, last: PendingSnapshot, timing: Timing
+    ) -> PendingSnapshot | None:
         """Begin to copy what was late before, on the assumption that it is so again."""
         late = last.late
         if not late.is_in_place() or all(entry.on_gpu for entry in late.entries):
             return None
-        pending = self._begin(wanted, last.values, [buffer.tree for buffer in last.buffers], late)
+        pending = self._begin(wanted, last.values, [buffer.tree for buffer in last.buffers], late, timing)
         if pending is not None:
             pending.begun.wait(BEGIN_S)
         return pending
 
     def _begin(
-        self, wanted: _SnapshotRequest, values: list[Any], trees: list[bytes], late: Late
+        self, wanted: _SnapshotRequest, values: list[Any], trees: list[bytes], late: Late, timing: Timing
     ) -> PendingSnapshot | None:
         """Lay out the buffers and let the thread copy; None while there is no memory for them yet."""
         while not isinstance(
             found := self._buffers.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush), list
         ):
             self._reserve([found])
+            timing.is_typical = False
             if not self._is_reserved():
                 return None
-        self._pending = pending = PendingSnapshot(wanted, found, values, late)
+        self._pending = pending = PendingSnapshot(wanted, found, values, late, timing)
         pending.copying = self._thread.submit(pending.copy_late)
         return pending
 
@@ -445,13 +459,15 @@ class Snapshotter:
                 for reserve in wanted:
                     reserve()
 
-        self._reserved = BackgroundCall("reserve", work)
+        self._reserved, self._has_waited = BackgroundCall("reserve", work), False
 
     def _is_reserved(self) -> bool:
         """Return whether all memory is reserved. Raises :class:`NotWritten` if there was none."""
         if self._reserved is None:
             return True
-        if not self._reserved.wait(RESERVE_S):
+        patience_s = 0.0 if self._has_waited else RESERVE_S
+        self._has_waited = True
+        if not self._reserved.wait(patience_s):
             return False
         done, self._reserved = self._reserved, None
         done.result(0.0)
@@ -460,13 +476,13 @@ class Snapshotter:
     def _copy(self, pending: PendingSnapshot, early: list[PlacedTensor]) -> None:
         """Copy what the next step may change; the rest is left to the thread and the GPUs."""
         try:
-            self._copy_on_gpus(pending, early)
+            self._copy_on_gpus(pending, early, [])
             for gpu, event in pending.events:
                 if self._overlap:
                     gpu.hold_training(event)
                 else:
                     event.wait()
-            self._copy_on_gpus(pending, pending.late.entries)
+            self._copy_on_gpus(pending, pending.late.entries, pending.begins)
         except RuntimeError as error:
             raise NotWritten(f"the snapshot of step {pending.step} cannot be copied: {error}") from error
         devices.copy(pending.cpu(early))
@@ -482,8 +498,13 @@ class Snapshotter:
         if reason:
             self._warn_once("memory", f"snapshots in memory are limited: {reason}")
 
-    def _copy_on_gpus(self, pending: PendingSnapshot, entries: list[PlacedTensor]) -> None:
-        """Start copying the tensors that lie on GPUs. Raises ``RuntimeError``."""
+    def _copy_on_gpus(
+        self, pending: PendingSnapshot, entries: list[PlacedTensor], begins: list[GpuEvent]
+    ) -> None:
+        """Start copying the tensors that lie on GPUs, and note in ``begins`` when each GPU gets there.
+
+        Raises ``RuntimeError``.
+        """
         found: dict[torch.device, Pairs] = {}
         for entry in entries:
             if entry.on_gpu:
@@ -493,6 +514,7 @@ class Snapshotter:
             gpu = self._copies.get(device) or devices.GpuCopies(self._runtime, device)
             self._copies[device] = gpu
             gpu.follow_training()
+            begins.append(gpu.copied())
             try:
                 gpu.copy(pairs)
             finally:  # what was begun must have ended before the buffer is used again
@@ -502,13 +524,17 @@ class Snapshotter:
 
     def _finish(self, pending: PendingSnapshot) -> None:
         """Wait for what is still being copied and make the images whole. In the thread."""
-        whole = False
+        whole, timing = False, pending.timing
         try:
             pending.copying.result()
             if pending.events:
                 self._runtime.relax()
+            for begin in pending.begins:
+                begin.wait()
+                timing.started = timing.started or time.perf_counter()
             for _, event in pending.events:
                 event.wait()
+            timing.copied = time.perf_counter() if pending.begins else 0.0
             pending.check()
             # An update that waited for the copy moves as much memory as the sums read: it goes first.
             pending.may_sum.wait(UPDATE_S)
@@ -519,6 +545,7 @@ class Snapshotter:
                     buffer.commit(sum_threads(buffer.total, self._spare.count()))
                 else:
                     buffer.discard()
+            timing.whole = time.perf_counter()
             if whole:  # have memory for the next snapshot before it is taken
                 sizes, request = [buffer.total for buffer in pending.buffers], pending.request
                 wanted = self._buffers.wanted(sizes, stride=request.stride, flush=request.flush)

@@ -20,6 +20,7 @@ from slurm_robust.config.section import (
     Positive,
     Seconds,
     Section,
+    Share,
 )
 from slurm_robust.model.container import Container
 from slurm_robust.model.copies import Tier
@@ -157,6 +158,11 @@ class CheckpointConfig(Section):
     memory: bool = True
     """Take snapshots in the memory of the nodes, as many as fit. ``false``: training waits while each
     checkpoint is written to storage."""
+
+    max_blocked_share: Share | None = 0.01
+    """Share of the time for which snapshots in memory may hold training up. Where they take longer, as with
+    [steps that are shorter than a copy](checkpoints.md#short-steps), only every 2nd, 4th, … step is kept.
+    ``null``: every step is kept, however long that takes."""
 
     peers: bool = True
     """Keep second copies of snapshots in the memory of other nodes, if there are any."""

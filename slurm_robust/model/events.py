@@ -15,7 +15,7 @@ from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Action, NodeExit, StackLocation, Symptom, TestResult, Verdict
-from slurm_robust.model.progress import PaceHistory
+from slurm_robust.model.progress import PaceHistory, SnapshotTimes
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.startup import PhaseTimes
@@ -325,13 +325,17 @@ class CheckpointBanned(WorldEvent):
 
 
 class StrideChanged(WorldEvent):
-    """From now on snapshots of steps that are multiples of ``stride`` go to peers; the times are why."""
+    """From now on snapshots of steps that are multiples of ``stride`` go to peers, and only of multiples of
+    ``local_stride`` are any taken; the times are why.
+    """
 
     generation: int
     stride: int
     seconds_per_step: float
     lag_s: float
     """Seconds from a snapshot's completion until its peer has it."""
+    local_stride: int = 1
+    snapshots: SnapshotTimes | None = None
 
 
 class StorageWritten(WorldEvent):

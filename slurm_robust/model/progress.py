@@ -61,6 +61,36 @@ class Progress(Record, array_like=True, gc=False):
         return structs.replace(self, age_s=self.age_s + seconds, phase_s=self.phase_s + seconds)
 
 
+class SnapshotTimes(Record):
+    """What snapshots in memory take, in seconds; each is the middle one of the last three."""
+
+    stride: int
+    """The local stride at which they were measured."""
+    apart_s: float
+    """How long training computes between two snapshots, the time left out for which they block it."""
+    whole_s: float
+    """From the beginning of one until it is whole: another one cannot begin before."""
+    blocked_s: float
+    """For which each blocks training, however far apart they are."""
+
+    @classmethod
+    def worst(cls, every: Iterable[SnapshotTimes | None]) -> SnapshotTimes | None:
+        """Return the worst of each, None if some are not known or were measured at another stride.
+
+        Who waits for a blocked rank seems to compute meanwhile, so of the times apart the shortest is right.
+        """
+        found = list(every)
+        known = [times for times in found if times is not None]
+        if not known or len(known) < len(found) or len({times.stride for times in known}) > 1:
+            return None
+        return cls(
+            stride=known[0].stride,
+            apart_s=min(times.apart_s for times in known),
+            whole_s=max(times.whole_s for times in known),
+            blocked_s=max(times.blocked_s for times in known),
+        )
+
+
 def slowest(records: Iterable[Progress]) -> Progress:
     """Return the rank that was the last to complete the newest step that all ranks have completed."""
     return min(records, key=lambda p: (p.step, p.age_s))

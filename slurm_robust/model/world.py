@@ -94,6 +94,8 @@ class World(Record, dict=True):
     restored_tiers: dict[str, int] = {}
     stride: int = 1
     """Snapshots of steps that are multiples of it go to peers."""
+    local_stride: int = 1
+    """Only of steps that are multiples of it are snapshots taken."""
     stored: ev.StorageWritten | None = None
     """The newest that went from memory to storage, in this job."""
     newest_on_storage: CheckpointId | None = None
@@ -272,7 +274,7 @@ def _(event: ev.CheckpointBanned, world: World) -> World:
 
 @follow.register
 def _(event: ev.StrideChanged, world: World) -> World:
-    return msgspec.structs.replace(world, stride=event.stride)
+    return msgspec.structs.replace(world, stride=event.stride, local_stride=event.local_stride)
 
 
 @follow.register

@@ -1,9 +1,12 @@
-"""When checkpoints are taken and how often they are copied to peers. Pure."""
+"""After how many steps a snapshot is taken, how often one goes to peers, and when to storage. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 
+from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.policy.rules import Rules
 
 MAX_STRIDE = 1024
@@ -28,6 +31,44 @@ def next_stride(stride: int, seconds_per_step: float, lag_s: float) -> int:
     if stride > 1 and stride // 2 * seconds_per_step >= HEADROOM * SLACK * lag_s:
         return stride // 2
     return stride
+
+
+LEEWAY = 1.25
+"""Snapshots are so many times as far apart as one takes to become whole: some take longer than most."""
+
+
+def next_local_stride(times: SnapshotTimes, share: float | None) -> int:
+    """Return the local stride that should follow the one of ``times``.
+
+    It tends to the smallest power of two (up to 1024) with which snapshots block training for at most
+    ``share`` of the time (None: whatever it costs, 1), and raises it at once to where that should be, since
+    until then training is slow. It goes back by half.
+    """
+    stride = times.stride
+    if share is None:
+        return 1
+    needed_s = max(LEEWAY * times.whole_s, times.blocked_s / share if share > 0 else math.inf)
+    if times.apart_s < needed_s:
+        ratio = needed_s / times.apart_s if times.apart_s > 0 else math.inf
+        return MAX_STRIDE if ratio >= MAX_STRIDE else min(stride * power_of_two(ratio), MAX_STRIDE)
+    return stride // 2 if stride > 1 and times.apart_s / 2 >= SLACK * needed_s else stride
+
+
+def power_of_two(least: float) -> int:
+    """Return the smallest one that is not less."""
+    return 1 << max(0, math.ceil(math.log2(least)))
+
+
+def common_steps(held: Iterable[Copy], generation: int, ranks: Collection[int]) -> set[int]:
+    """Return the steps of ``generation`` of which a node holds the own parts of all its ``ranks`` in memory.
+
+    If it holds the shared part of any, only those of which it holds that, too.
+    """
+    found: dict[int, set[int]] = {rank: set() for rank in ranks}
+    for copy in held:
+        if copy.generation == generation and copy.tier is Tier.MEMORY and copy.rank in (SHARED, *ranks):
+            found.setdefault(copy.rank, set()).add(copy.step)
+    return set.intersection(*found.values()) if found else set()
 
 
 LEAD_S = 2.0

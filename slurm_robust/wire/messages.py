@@ -19,7 +19,7 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.model.progress import Progress as Progress
-from slurm_robust.model.progress import Traffic
+from slurm_robust.model.progress import SnapshotTimes, Traffic
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.standby import Rehearsal
@@ -84,6 +84,9 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     clique: str = ""  # NVLink clique of all of the node's GPUs; "" for none, or not known (yet)
     block: str = ""  # Slurm's block that the node is in (topology/block), "" for none
     imex: str = ""  # state of the node's IMEX daemon (READY); "" if none runs, or not known (yet)
+    stride: int = 0  # as the workers know it, 0 if that is not known: see Pace
+    local_stride: int = 0
+    snapshots: SnapshotTimes | None = None  # the worst of the ranks; None if it is not known (yet)
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -152,6 +155,7 @@ class Launch(Record, tag_field="kind", tag="launch"):
     peers: tuple[Peer, ...] = ()  # receivers of copies of this node's ranks
     stride: int = 1  # steps that are multiples of it are copied to peers
     announce_step: int = 0  # the agent sends a heartbeat immediately when a rank has completed this step
+    local_stride: int = 1  # snapshots are taken of steps that are multiples of it
 
 
 class Stop(Record, tag_field="kind", tag="stop"):
@@ -171,11 +175,15 @@ class RequestCheckpoint(Record, tag_field="kind", tag="checkpoint"):
 
 
 class Pace(Record, tag_field="kind", tag="pace"):
-    """Which steps of ``generation`` go to peers."""
+    """Which steps of ``generation`` are kept in memory, and which of them go to peers.
+
+    Shown by :attr:`Heartbeat.stride` and :attr:`Heartbeat.local_stride`.
+    """
 
     epoch: int
     generation: int
-    stride: int  # a power of two: its multiples do
+    stride: int  # a power of two: its multiples go to peers
+    local_stride: int = 1  # another one, which is not larger: of its multiples snapshots are taken
 
 
 class Flush(Record, tag_field="kind", tag="flush"):

@@ -32,7 +32,7 @@ from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED
+from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED, SnapshotTimes
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
@@ -105,6 +105,7 @@ class ManagedRun:
         # From the beginning: a graph may be captured before the first snapshot is taken.
         self._captures = Captures(CUDA) if environment.copies else None
         self._restored: CheckpointId | None = None
+        self._local_stride = 1  # at which the newest snapshots were taken
         self._is_unaccounted = False  # the update may still wait for the newest snapshot
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
@@ -163,6 +164,7 @@ class ManagedRun:
                     self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
                 finally:
                     self._is_unaccounted = True
+                    self._show_times(self._memory)
         finally:
             # Asked again: the first snapshot may have found that there is no memory for any.
             if self._due_on_storage(step):
@@ -172,6 +174,20 @@ class ManagedRun:
                     for tier in self._shared().values():
                         tier.save(checkpoint, snapshot)
                 self._record.set_checkpoint(step)
+
+    def _show_times(self, memory: Snapshotter) -> None:
+        """Show what snapshots take, by which the controller says after how many steps one is taken."""
+        local = self._record.local_stride
+        if local != self._local_stride:
+            self._local_stride = local
+            memory.timings.forget()
+        typical = memory.timings.typical
+        if typical is not None:
+            apart_s = typical.step_s * math.lcm(self._every, local)
+            times = SnapshotTimes(
+                stride=local, apart_s=apart_s, whole_s=typical.whole_s, blocked_s=typical.blocked_s
+            )
+            self._record.show_snapshots(times)
 
     def cost(self) -> SnapshotCost:
         """Return that of the snapshots so far."""
@@ -194,7 +210,10 @@ class ManagedRun:
 
     def _due_in_memory(self, step: int) -> bool:
         # Multiples, and not the steps before them as on storage: the strides of peers are multiples too.
-        return self._uses_memory() and (step % self._every == 0 or step == self._record.flush)
+        if not self._uses_memory():
+            return False
+        is_multiple = step % self._every == 0 and step % max(1, self._record.local_stride) == 0
+        return is_multiple or step == self._record.flush
 
     def _due_on_storage(self, step: int) -> bool:
         if step == self._record.requested_checkpoint:

@@ -3,12 +3,13 @@
 The agent reads it from outside, so a worker that hangs, is stopped or was killed in the middle of a
 write still shows how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
 
-The file has these areas, each with one writer, little-endian, 896 bytes in all::
+The file has these areas, each with one writer, little-endian, 1024 bytes in all::
 
     0    header   magic "SRSTEP\\0\\0", version u32, rank i32, generation i64, created f64, crc u32
     128  request  i64: step at which a checkpoint is asked for, -1 none               (agent writes)
     136  stride   i64: steps that are multiples of it go to peers                     (agent writes)
     144  flush    i64: step whose snapshot is wanted on storage, -1 none              (agent writes)
+    152  local    i64: snapshots are taken of steps that are multiples of it          (agent writes)
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
                   checkpoint i64, flags u32, bad_step i64, crc u32                    (worker writes)
@@ -18,6 +19,8 @@ The file has these areas, each with one writer, little-endian, 896 bytes in all:
                   ended, 0 never                                                      (worker writes)
     640  spent    8 f64: seconds in phases and checkpoints so far, by name            (worker writes)
     704  names    8 times 24 bytes (UTF-8) of ``spent``, in the order of first use    (worker writes)
+    896  times    2 slots of 64 bytes: sequence u64, stride i64, apart f64, whole f64, blocked f64,
+                  crc u32 (:class:`SnapshotTimes`)                                    (worker writes)
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
 number; the reader takes the slot with the higher number whose CRC is right. A slot that is being written, or
@@ -40,23 +43,25 @@ from enum import IntEnum
 from pathlib import Path
 
 from slurm_robust.model import startup
-from slurm_robust.model.progress import RESERVE, Progress
+from slurm_robust.model.progress import RESERVE, Progress, SnapshotTimes
 from slurm_robust.model.record import Record
 
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 7
-_SIZE = 896
+_VERSION = 8
+_SIZE = 1024
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
 _REPORT = struct.Struct("<QqdddqIq")
 _PHASE = struct.Struct("<Qd32s")
+_TIMES = struct.Struct("<Qqddd")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
 _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
 _PHASES_AT = (448, 512)
+_TIMES_AT = (896, 960)
 _MARKS_AT = 576
 _RESERVE_AT = 624
 _SPENT_AT = 640
@@ -169,7 +174,7 @@ class StepRecord:
         self._sequence, self._report = self._newest_report()
         # One aligned item of a native view is one load or store; struct would go byte by byte. Made last,
         # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
-        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
+        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 32].cast("q")
         self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
         self._reserve = memoryview(mapping)[_RESERVE_AT : _RESERVE_AT + 8].cast("d")
         self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MAX_NAMES].cast("d")
@@ -181,7 +186,7 @@ class StepRecord:
         header = _HEADER.pack(_MAGIC, _VERSION, rank, generation, time.monotonic())
         content = bytearray(_SIZE)
         content[: _HEADER.size + 4] = header + _CRC.pack(zlib.crc32(header))
-        struct.pack_into("<qqq", content, _REQUEST_AT, NO_STEP, 1, NO_STEP)
+        struct.pack_into("<qqqq", content, _REQUEST_AT, NO_STEP, 1, NO_STEP, 1)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -263,6 +268,21 @@ class StepRecord:
         finally:
             self._show_reservation(-time.monotonic())
 
+    def show_snapshots(self, times: SnapshotTimes) -> None:
+        """Show what snapshots take."""
+        sequence = _count_of(self._read(_TIMES_AT, _TIMES)) + 1
+        content = _TIMES.pack(sequence, times.stride, times.apart_s, times.whole_s, times.blocked_s)
+        self._write(_TIMES_AT[sequence & 1], content)
+
+    @property
+    def snapshots(self) -> SnapshotTimes | None:
+        """What snapshots take, None if that is not known (yet)."""
+        content = self._read(_TIMES_AT, _TIMES)
+        if content is None:
+            return None
+        _, stride, apart_s, whole_s, blocked_s = _TIMES.unpack(content)
+        return SnapshotTimes(stride=stride, apart_s=apart_s, whole_s=whole_s, blocked_s=blocked_s)
+
     def spend(self, name: str, seconds: float) -> None:
         """Add ``seconds`` that went into ``name``, in which no step was completed.
 
@@ -310,6 +330,11 @@ class StepRecord:
         return self._request[1]
 
     @property
+    def local_stride(self) -> int:
+        """Snapshots are taken of steps that are multiples of it."""
+        return self._request[3]
+
+    @property
     def flush(self) -> int:
         """Step whose snapshot is wanted on storage, -1 for none."""
         return self._request[2]
@@ -320,9 +345,13 @@ class StepRecord:
         """Ask the worker for a checkpoint right after it has completed ``step``."""
         self._request[0] = step
 
-    def set_stride(self, stride: int) -> None:
-        """Let the worker know which snapshots go to peers, so that it keeps the newest two of them."""
-        self._request[1] = stride
+    def set_stride(self, stride: int, local: int = 1) -> None:
+        """Let the worker know which snapshots go to peers, so that it keeps the newest two of them.
+
+        ``local``: it takes those of multiples of this, a divisor of ``stride``.
+        """
+        self._request[1] = stride  # first: whoever takes fewer keeps those of the stride already
+        self._request[3] = local
 
     def set_flush(self, step: int) -> None:
         """Have the worker keep the snapshot of ``step`` until another is wanted; -1 for none."""

@@ -21,6 +21,7 @@ USER = "alice"
 SBATCH = """#!/bin/bash
 #SBATCH --no-kill --requeue --open-mode=append --signal=B:USR1@60 --time=30 --cpus-per-task=2
 export OMP_NUM_THREADS=1
+export SROBUST_CONFIG_CHECKPOINT_MAX_BLOCKED_SHARE={share}
 {settings}
 exec srobust run {options}
 """
@@ -43,10 +44,12 @@ class ProtectedJob:
         nodes: int,
         sbatch: tuple[str, ...] = (),
         preparations: bool = False,
+        keeps_every_step: bool = True,
         before: str = "",
     ) -> None:
         """``preparations``: standbys do all that makes them ready, which takes processors from the rest.
 
+        ``keeps_every_step``: however long that takes, on a machine that is as busy as tests make it.
         ``before``: a line of the batch script before ``srobust run``.
         """
         self.sandbox = sandbox
@@ -58,7 +61,8 @@ class ProtectedJob:
         self.out = self.home / f"{self.name}.sha"
         settings = "" if preparations else WITHOUT_PREPARATIONS
         options = options.replace("OUT", self.out.name)
-        text = SBATCH.format(options=options, settings=settings + before)
+        share = "null" if keeps_every_step else "0.01"
+        text = SBATCH.format(options=options, share=share, settings=settings + before)
         (self.home / f"{self.name}.sbatch").write_text(text)
         command = ["sbatch", "--parsable", f"--nodes={nodes}", f"--job-name={self.name}"]
         command += [f"--output={self.name}.log", *sbatch, f"{self.name}.sbatch"]

@@ -109,6 +109,7 @@ class Launching:
                 peers=self._point.peers.get(node, ()),
                 stride=state.world.stride,
                 announce_step=state.world.incident.step + 1 if state.world.incident else 0,
+                local_stride=state.world.local_stride,
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:

@@ -1,4 +1,4 @@
-"""The checkpoint scheduler: while training runs, which steps go to peers, and when one goes to storage."""
+"""The checkpoint scheduler: while training runs, which steps are kept, and when one goes to storage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.storage import StorageListing
+from slurm_robust.engine.units.strides import Strides
 from slurm_robust.model import events as ev
-from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, next_stride, step_to_store
+from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, step_to_store
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Flush, Pace, Progress
+from slurm_robust.wire.messages import Flush, Progress
 
 RESEND_S = 3.0
-# Between two changes of the stride the lag must be measured anew.
-SETTLE_S = 5.0
 _WINDOW = 8
 
 
@@ -59,7 +58,7 @@ class CheckpointScheduler:
         self._context = context
         self._storage = storage
         self._step_times = StepPace()
-        self._paced = self._changed = now.mono
+        self._strides = Strides(context, now)
         self._flush = -1  # step that is on its way to storage
         self._sent = 0.0
         self._reached: float | None = None  # when all ranks had completed that step
@@ -70,38 +69,11 @@ class CheckpointScheduler:
         if not self._context.config.checkpoint.memory or not all(p.reported for p in records):
             return
         self._step_times.see(slowest, now)
-        self._set_stride(now)
+        self._strides.step(records, self._step_times.seconds_per_step, now)
         if self._flush >= 0:
             self._follow_flush(records, now)
         elif self._step_times.seconds_per_step > 0:
             self._begin_flush(records, now)
-
-    def _set_stride(self, now: Now) -> None:
-        context, state = self._context, self._context.state
-        heartbeats = context.fleet.heartbeats(state.world.slots).values()
-        lag = max((b.lag_s for b in heartbeats if b.generation == state.world.generation), default=0.0)
-        speed = self._step_times.seconds_per_step
-        stride = next_stride(state.world.stride, speed, lag)
-        if stride != state.world.stride and now.mono - self._changed > SETTLE_S:
-            self._changed = now.mono
-            context.record(
-                ev.StrideChanged(
-                    t=now.wall,
-                    generation=state.world.generation,
-                    stride=stride,
-                    seconds_per_step=speed,
-                    lag_s=lag,
-                )
-            )
-            self._send_pace(now)
-        elif now.mono - self._paced > RESEND_S:
-            self._send_pace(now)
-
-    def _send_pace(self, now: Now) -> None:
-        self._paced, state = now.mono, self._context.state
-        for node in state.world.slots:
-            order = Pace(epoch=state.epoch, generation=state.world.generation, stride=state.world.stride)
-            self._context.send(node, order)
 
     def _begin_flush(self, records: list[Progress], now: Now) -> None:
         """Choose a step that is still to come, when one is due."""

@@ -527,11 +527,13 @@ class Sim:
         generation, checkpoint = some.generation, self.config.checkpoint
         ref = CheckpointId(step=step, generation=generation)
         if checkpoint.memory and self.takes_snapshots and self.training.reports:
-            for rank in ranks.values():
+            kept = {number: rank for number, rank in ranks.items() if step % rank.local_stride == 0}
+            for rank in kept.values():
                 for part in (rank.rank, *((SHARED,) if self._shared else ())):
-                    self.nodes[rank.node].keep(part, Tier.MEMORY, ref)
-            if step % (self.controller.core.state.world.stride if self.controller is not None else 1) == 0:
-                self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, dict(ranks), ref))
+                    self.nodes[rank.node].keep(part, Tier.MEMORY, ref, rank.stride)
+            sent = {number: rank for number, rank in kept.items() if step % rank.stride == 0}
+            if sent:
+                self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, sent, ref))
         for name in {rank.node: None for rank in ranks.values()}:
             for agent in list(self.nodes[name].agents.values()):
                 if any(rank.generation == generation for rank in agent.ranks.values()):

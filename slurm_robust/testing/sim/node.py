@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource,
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
-from slurm_robust.model.progress import Traffic
+from slurm_robust.model.progress import SnapshotTimes, Traffic
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.testing.sim.environment import Environment
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
@@ -29,7 +28,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned
 
-OWN_BUFFERS, PEER_BUFFERS = 3, 2
+OWN_BUFFERS, STRIDE_BUFFERS, PEER_BUFFERS = 3, 2, 2
 """How many steps of one rank a node keeps, of its own ranks and for others."""
 
 REPORT_S = (0.002, 0.02)
@@ -100,13 +99,15 @@ class SimNode:
         """How its GPUs reach those of other nodes, as its agents tell; "" if they do not."""
         self.protocol = PROTOCOL
         """The version of the messages that its agents say they speak."""
+        self.shows_strides = True
+        """Whether its agents show the strides that their ranks know, and obey a local one."""
         self.dying_s = 0.0
         """Seconds for which workers that are told to end give memory back before they do."""
         self.spent: dict[str, float] = {}
         """Seconds that its ranks have spent in phases, by their step records."""
         self.ahead_s = 0.0
         """By how much its time of day is ahead of Slurm's."""
-        self._copies: dict[tuple[int, Tier], deque[Copy]] = {}
+        self._copies: dict[tuple[int, Tier], list[Copy]] = {}
         self._listed: tuple[Copy, ...] | None = None
         self._agents = 0
 
@@ -129,16 +130,28 @@ class SimNode:
             self._listed = tuple(copy for buffers in self._copies.values() for copy in buffers)
         return self._listed
 
-    def keep(self, rank: int, tier: Tier, ref: CheckpointId) -> None:
-        """Hold one more copy; the oldest of as many as there are buffers makes room."""
-        buffers = self._copies.get((rank, tier))
-        if buffers is None:
-            size = PEER_BUFFERS if tier is Tier.PEER else OWN_BUFFERS
-            buffers = self._copies[rank, tier] = deque(maxlen=size)
+    def snapshots(self, stride: int) -> SnapshotTimes | None:
+        """What its ranks say of their snapshots; None if these take no time."""
+        training = self.training
+        if not training.whole_s:
+            return None
+        apart_s = stride * training.step_s
+        return SnapshotTimes(
+            stride=stride, apart_s=apart_s, whole_s=training.whole_s, blocked_s=training.blocked_s
+        )
+
+    def keep(self, rank: int, tier: Tier, ref: CheckpointId, stride: int = 1) -> None:
+        """Hold one more copy. The oldest makes room, but for the newest two and these of the ``stride``."""
+        buffers = self._copies.setdefault((rank, tier), [])
         copy = Copy(rank=rank, generation=ref.generation, step=ref.step, tier=tier)
-        if copy not in buffers:
-            buffers.append(copy)
-            self._listed = None
+        if copy in buffers:
+            return
+        own = OWN_BUFFERS + (STRIDE_BUFFERS if stride > 1 else 0)
+        while len(buffers) >= (PEER_BUFFERS if tier is Tier.PEER else own):
+            kept = {*buffers[-2:], *[c for c in buffers if c.step % stride == 0][-2:]}
+            buffers.remove(next((c for c in buffers if c not in kept), buffers[0]))
+        buffers.append(copy)
+        self._listed = None
 
     def has(self, rank: int, ref: CheckpointId) -> bool:
         """Return whether its memory holds that part."""
@@ -148,7 +161,7 @@ class SimNode:
         """Lose all copies of that part, as if they were damaged."""
         for key, buffers in self._copies.items():
             kept = [copy for copy in buffers if (copy.rank, copy.step) != (rank, step)]
-            self._copies[key] = deque(kept, buffers.maxlen)
+            self._copies[key] = kept
         self._listed = None
 
     def forget_copies(self) -> None:
@@ -263,7 +276,7 @@ class SimAgent:
             do.SweepGroups: lambda order: None,
             do.ReadTail: self._read_tail,
             msg.RequestCheckpoint: self._ask_checkpoint,
-            msg.Pace: lambda order: None,
+            msg.Pace: self._set_strides,
             msg.Flush: self._ask_flush,
             msg.Save: lambda order: self._after(env.pace.write_s, partial(self._save_copies, order)),
             msg.TakeStacks: self._sample,
@@ -457,7 +470,14 @@ class SimAgent:
         alerts, traffic, spent = self.node.alerts, self.node.traffic, self.node.spent
         restored_s = [rank.restored_s for rank in self.ranks.values() if rank.restored]
         started = {startup.RESTORE: max(restored_s)} if restored_s else {}
-        made = self._book.make(self.state, progress, now, news, alerts, traffic, still_s, started, spent)
+        some = next(iter(self.ranks.values()), None)
+        strides, snapshots = (0, 0), None
+        if some is not None and self.node.shows_strides:
+            strides = some.stride, some.local_stride
+            snapshots = self.node.snapshots(some.local_stride)
+        made = self._book.make(
+            self.state, progress, now, news, alerts, traffic, still_s, started, spent, strides, snapshots
+        )
         is_other = isinstance(made, msg.Heartbeat) and self.node.protocol != PROTOCOL
         return structs.replace(made, protocol=self.node.protocol) if is_other else made
 
@@ -489,6 +509,8 @@ class SimAgent:
                 begun=env.now,
                 spoils=self.node.spoils,
                 loss=self.node.training.loss,
+                stride=launch.stride,
+                local_stride=launch.local_stride,
             )
             for number in launch.ranks
         }
@@ -556,6 +578,16 @@ class SimAgent:
         if lines:
             tail = do.TailRead(generation=order.generation, rank=order.rank, lines=lines)
             self._after(REPORT_S, lambda: self.take(tail))
+
+    def _set_strides(self, order: msg.Pace) -> None:
+        for rank in self.ranks.values():
+            if self.node.shows_strides and (rank.stride, rank.local_stride) != (
+                order.stride,
+                order.local_stride,
+            ):
+                self._wanted = True
+                rank.local_stride = order.local_stride
+            rank.stride = order.stride
 
     def _ask_checkpoint(self, order: msg.RequestCheckpoint) -> None:
         for rank in self.ranks.values():

@@ -49,6 +49,10 @@ class Rank:
     """The newest step that it has put on storage at request."""
     wanted: int = -1
     """The step of which a checkpoint was requested."""
+    stride: int = 0
+    """Multiples of it go to peers, as it knows."""
+    local_stride: int = 0
+    """Snapshots are taken of multiples of it, as it knows."""
     killed: float | None = None
     loss: float = 2.5
     """The loss that it tells."""
@@ -115,6 +119,8 @@ class SimulatedTraining:
         """Whether the script uses our API; without, its steps are counted, and it keeps nothing."""
         self.loss = 2.5
         """The loss that the script tells."""
+        self.whole_s = self.blocked_s = 0.0
+        """Seconds until a snapshot is whole, and for which one blocks training in any case."""
         self._timeline, self._chance, self._reaches = timeline, chance, reaches
         self._on_step, self._on_done = on_step, on_done
         self._members: dict[int, dict[int, Rank]] = defaultdict(dict)
@@ -143,8 +149,15 @@ class SimulatedTraining:
     def _plan(self, generation: int, begins: float) -> None:
         slowest = max((self.slow.get(rank, 1.0) for rank in self._members[generation]), default=1.0)
         ends = begins + self.step_s * slowest * self._chance.uniform(0.97, 1.03)
+        ends += max((self._blocked_s(rank) for rank in self._members[generation].values()), default=0.0)
         self._planned[generation] = ends
         self._timeline.after(ends - self._timeline.now, lambda: self._complete(generation, ends))
+
+    def _blocked_s(self, rank: Rank) -> float:
+        """Return for how long the snapshot of the step that was just made blocks the rank."""
+        if not self.reports or rank.step < 0 or rank.step % rank.local_stride:
+            return 0.0
+        return self.blocked_s + max(0.0, self.whole_s - rank.local_stride * self.step_s)
 
     def nudge_all(self) -> None:
         """Do the same as :meth:`nudge`, for every generation."""

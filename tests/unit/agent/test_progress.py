@@ -5,6 +5,7 @@ from pathlib import Path
 
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.rankenv import record_path
+from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.worker.step_record import StepRecord
 
 
@@ -49,8 +50,26 @@ def test_the_stride_is_told_at_once_and_when_it_changes(tmp_path: Path) -> None:
     watch.create(tmp_path, 1, (4,), stride=8)
     worker = StepRecord.open(record_path(tmp_path, 4))
     assert worker.stride == 8
-    watch.set_stride(16)
+    assert not watch.set_stride(8, 1)
+    assert watch.set_stride(16, 2)
     watch.ask_flush(32)
-    assert (worker.stride, worker.flush) == (16, 32)
+    assert (worker.stride, worker.local_stride, worker.flush) == (16, 2, 32)
+    assert (watch.stride, watch.local_stride) == (16, 2)
     worker.close()
     watch.forget()
+
+
+def test_what_snapshots_take_is_told_when_all_ranks_of_the_node_know_it(tmp_path: Path) -> None:
+    watch = StepWatch()
+    watch.create(tmp_path, 1, (4, 5))
+    four, five = (StepRecord.open(record_path(tmp_path, rank)) for rank in (4, 5))
+    four.show_snapshots(SnapshotTimes(stride=2, apart_s=0.3, whole_s=1.0, blocked_s=0.1))
+    assert watch.snapshots is None
+    five.show_snapshots(SnapshotTimes(stride=1, apart_s=0.1, whole_s=2.0, blocked_s=0.05))
+    assert watch.snapshots is None  # at different strides, which says nothing
+    five.show_snapshots(SnapshotTimes(stride=2, apart_s=0.2, whole_s=2.0, blocked_s=0.05))
+    assert watch.snapshots == SnapshotTimes(stride=2, apart_s=0.2, whole_s=2.0, blocked_s=0.1)
+    four.close()
+    five.close()
+    watch.forget()
+    assert (watch.snapshots, watch.stride) == (None, 0)

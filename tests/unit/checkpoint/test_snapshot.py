@@ -13,6 +13,7 @@ import torch
 
 from slurm_robust.checkpoint.budget import MemoryPlan, Room
 from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
+from slurm_robust.checkpoint.image import Buffer
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.snapshot import sum_threads
 from slurm_robust.model.copies import CheckpointId
@@ -310,3 +311,36 @@ def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_two_before(
 )
 def test_sums_take_half_of_the_spare_cpus(gigabytes: float, spare: float, threads: int) -> None:
     assert sum_threads(int(gigabytes * 2**30), spare) == threads
+
+
+def test_times_of_snapshots_are_known_once_memory_is_there(example: Example) -> None:
+    example.train(range(12))
+    typical = example.snapshotter.timings.typical
+    assert typical is not None
+    assert 0 < typical.whole_s < 10
+    assert 0 < typical.blocked_s < 10
+    assert 0 < typical.step_s < 10
+
+
+def test_only_one_step_waits_for_memory_that_takes_long(
+    example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    real = Buffer.reserve
+
+    def reserve(buffer: Buffer, total: int) -> None:
+        gate.wait(60.0)
+        real(buffer, total)
+
+    monkeypatch.setattr(Buffer, "reserve", reserve)
+    monkeypatch.setattr("slurm_robust.checkpoint.snapshot.RESERVE_S", 0.3)
+    example.take(0)
+    assert example.snapshotter.blocked_s >= 0.3
+    for step in (1, 2, 3):
+        example.take(step)
+        assert example.snapshotter.blocked_s < 0.3
+    assert example.snapshotter.skipped == 4
+    gate.set()
+    wait_for(lambda: not example.snapshotter.reserving, 30.0, "memory")
+    example.train(range(4, 6))
+    assert example.steps()[-1] == 5

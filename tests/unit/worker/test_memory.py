@@ -124,6 +124,25 @@ def test_every_counts_in_multiples_so_that_strides_meet_it(node: Node, launch: L
     assert steps_of(node.copies) == [24, 30, 33, 36, 39]
 
 
+def test_only_multiples_of_the_local_stride_are_taken_and_every_stays_a_floor(
+    node: Node, launch: Launcher
+) -> None:
+    launch(1)
+    node.records[0].set_stride(8, 4)
+    Model().train(70, every=3)
+    assert steps_of(node.copies) == [24, 36, 48, 60]
+
+
+def test_what_snapshots_take_is_shown_by_the_step_record(node: Node, launch: Launcher) -> None:
+    launch(1)
+    node.records[0].set_stride(2, 2)
+    Model().train(80, every=3)
+    shown = there(node.records[0].snapshots)
+    assert shown.stride == 2
+    assert shown.apart_s > 0
+    assert shown.whole_s > 0
+
+
 def test_the_step_wanted_on_storage_is_taken_whatever_every_says(node: Node, launch: Launcher) -> None:
     launch(1)
     node.records[0].set_flush(7)
@@ -354,10 +373,12 @@ def test_a_restored_generation_goes_on_with_the_buffers(trained: Model, node: No
 
 
 def trained_by_ranks(
-    node: Node, kind: str, steps: int, generation: int, **options: Any
+    node: Node, kind: str, steps: int, generation: int, *, stride: int = 1, **options: Any
 ) -> list[dict[str, Any]]:
     result = node.folder / f"result-{generation}"
     environs = [node.environ(generation, rank, **options) for rank in range(node.world_size)]
+    for record in node.records.values():
+        record.set_stride(stride, stride)
     run_ranks(small_training.main, kind, "adamw", str(steps), result, environs=environs)
     return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(node.world_size)]
 
@@ -373,6 +394,21 @@ def test_two_ranks_continue_bitwise(node: Node, kind: str) -> None:
     resumed = trained_by_ranks(node, kind, 12, 3, restore=token(5, 2), tier="memory")
     for rank in range(2):
         assert list(resumed[rank]["losses"]) == ["6", "7", "8", "9", "10", "11"]
+        assert straight[rank]["losses"].items() >= resumed[rank]["losses"].items()
+        assert resumed[rank]["sha256"] == straight[rank]["sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=needs_fsdp2)])
+def test_two_ranks_that_keep_every_fourth_step_continue_bitwise(node: Node, kind: str) -> None:
+    node.world_size = 2
+    straight = trained_by_ranks(node, kind, 16, 1)
+    trained_by_ranks(node, kind, 11, 2, stride=4)
+    assert [steps_of(node.copies, rank) for rank in range(2)] == [[0, 4, 8]] * 2
+    resumed = trained_by_ranks(node, kind, 16, 3, stride=4, restore=token(8, 2), tier="memory")
+    assert [steps_of(node.copies, rank) for rank in range(2)] == [[4, 8, 12]] * 2
+    for rank in range(2):
+        assert list(resumed[rank]["losses"]) == [str(step) for step in range(9, 16)]
         assert straight[rank]["losses"].items() >= resumed[rank]["losses"].items()
         assert resumed[rank]["sha256"] == straight[rank]["sha256"]
 

@@ -150,7 +150,7 @@ def test_damage_to_both_slots_is_an_error(record: StepRecord) -> None:
 def test_foreign_files_are_refused(tmp_path: Path, record: StepRecord) -> None:
     short = tmp_path / "short"
     short.write_bytes(b"x")
-    with pytest.raises(RecordError, match="896 bytes"):
+    with pytest.raises(RecordError, match="1024 bytes"):
         StepRecord.open(short)
     zeros = tmp_path / "zeros"
     zeros.write_bytes(bytes(576))
