@@ -162,10 +162,11 @@ def is_right(snapshot: Snapshot, step: int) -> bool:
 
 def train_and_tell(folder: MemoryFolder, generation: int, begun: mmap.mmap) -> None:
     example = Example(folder, generation=generation, elements=100_000)
+    number = memoryview(begun).cast("q")  # one store; struct clears the bytes first, and may be killed then
     for step in range(10**9):
         example.compute()
         example.update()
-        struct.pack_into("<q", begun, 0, step)
+        number[0] = step
         example.take(step)
 
 
