@@ -22,18 +22,18 @@ class Part:
 
 
 PARTS = (
-    Part("recorder", "hang", 45, "the flight recorder of a rank that hangs, with timing and without"),
-    Part("stacks", "hang", 30, "py-spy and the signal on a rank that waits for its GPU"),
+    Part("recorder", "hang", 36, "the flight recorder of a rank that hangs, with timing and without"),
+    Part("stacks", "hang", 20, "py-spy and the signal on a rank that waits for its GPU"),
     Part(
         "registering", "memory", 42, "registering: pages there or not, sizes of pieces, kernels beside", True
     ),
     Part("rates", "memory", 30, "copies from and to the GPU, registered and not; reserving, giving back"),
     Part("sums", "memory", 18, "sums by threads, alone and beside copies"),
-    Part("keep_up", "snapshots", 80, "a snapshot in each of steps that are shorter than copy and sums"),
+    Part("keep_up", "snapshots", 90, "a snapshot in each of steps that are shorter than copy and sums"),
     Part("capture", "snapshots", 40, "whether our threads break a graph that the training captures", True),
-    Part("kill", "killed", 78, "SIGKILL with memory registered: gone, free, and what the next worker meets"),
-    Part("forks", "forks", 55, "which imports make a zygote's fork unfit for the GPU, and what a fork costs"),
-    Part("nvml", "driver", 12, "what NVML answers, and what the GPU checks make of it", True),
+    Part("kill", "killed", 80, "SIGKILL with memory registered: gone, free, and what the next worker meets"),
+    Part("forks", "forks", 60, "which imports make a zygote's fork unfit for the GPU, and what a fork costs"),
+    Part("nvml", "driver", 14, "what NVML answers, and what the GPU checks make of it", True),
     Part("xids", "driver", 38, "which XIDs the driver reports of a program's own faults", True),
 )
 
