@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -85,6 +86,22 @@ def stacks(bench: Bench) -> None:
             form=seen.form.splitlines()[:3],
             collectives=[_line(one) for one in taken.collectives],
         )
+        _look_at_stopped(bench, program, pid, record.with_suffix(RECORDER_SUFFIX))
+
+
+def _look_at_stopped(bench: Bench, program: str, pid: int, address: Path) -> None:
+    """What is left to see of a process that a signal has stopped, which has its GPU all the same."""
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    try:
+        found: dict[str, object] = {"threads": len(pyspy.take(program, pid, begun + _ANSWER_S))}
+    except pyspy.CannotTake as error:
+        found = {"error": str(error)}
+    bench.tell("stopped: py-spy", seconds=time.monotonic() - begun, **found)
+    begun = time.monotonic()
+    recorded = server.take(address, begun + 1.0)
+    took = time.monotonic() - begun
+    bench.tell("stopped: recorder", seconds=took, collectives=len(recorded.collectives))
 
 
 @contextmanager

@@ -90,3 +90,4 @@ def test_what_the_driver_says_is_measured_with_stand_in_gpus(tmp_path: Path) -> 
     assert found[-1]["what"] == "done", found[-1]
     assert [one["name"] for one in found if one["what"] == "gpu"] == ["NVIDIA H200"]
     assert {one["outcome"] for one in found if one["what"] == "finding"} == {"pass"}
+    assert {one["errors"] == {} for one in found if one["what"] == "field"} == {True}
