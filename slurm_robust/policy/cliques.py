@@ -45,6 +45,15 @@ def shares_cliques(state: JobState) -> bool:
     return any(size > 1 for size in sizes.values())
 
 
+def without_imex(state: JobState) -> frozenset[str]:
+    """Return nodes whose GPUs cannot share memory with those of other nodes, although the job's may need it:
+    their IMEX daemon is not ready.
+    """
+    if not shares_cliques(state):
+        return frozenset()
+    return frozenset(node for node, seen in state.fabrics.items() if seen.imex not in ("", "READY"))
+
+
 def keeps_to_cliques(state: JobState, rules: Rules) -> bool:
     """Return whether a node that another job lends must be of the clique of the node that it replaces."""
     return shares_cliques(state) and not rules.config.companions.without_nvlink

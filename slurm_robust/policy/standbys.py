@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.cliques import domains, match
+from slurm_robust.policy.cliques import domains, match, without_imex
 
 SETTLED_S = 30.0
 """Training has made steps for this long before standbys rehearse: a job that fails immediately needs none."""
@@ -52,11 +52,12 @@ def pair(
     return [(node, pairs[node]) for node in wanted]
 
 
-def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, int]]:
+def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, bool, int]]:
     """Return the key by which standbys are sorted before they are taken; all but the last tells the fit."""
     alike, test_alike = failed_alike(state), tests_fail_alike(state)
+    cut_off = without_imex(state)
 
-    def key(node: str) -> tuple[bool, int, bool, int]:
+    def key(node: str) -> tuple[bool, int, bool, bool, int]:
         known, test = state.standbys.get(node), state.standby_tests.get(node)
         stage = known.stage if known is not None else None
         if stage is StandbyStage.REHEARSAL_FAILED and alike:
@@ -64,7 +65,8 @@ def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, int]]
         outcome = test.outcome if test is not None and not test_alike else Outcome.PASS
         rehearsed = _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
         tested = _TEST_ORDER.index(outcome)
-        return node in state.aside, tested, stage is StandbyStage.REHEARSAL_FAILED, rehearsed
+        failed = stage is StandbyStage.REHEARSAL_FAILED
+        return node in state.aside, tested, node in cut_off, failed, rehearsed
 
     return key
 

@@ -62,7 +62,8 @@ class SandboxConfig:
     """Life of a job credential; a requeued job waits this long. None: Slurm's default of 120."""
 
     leaf_size: int | None = None
-    """Nodes per leaf switch for topology/tree; None: no topology."""
+    """Nodes per leaf switch for topology/tree; None: no topology. With ``TopologyPlugin=topology/block`` in
+    :attr:`slurm_conf_lines` they are the nodes of a block."""
 
     cgroups: bool = False
     """Whether Slurm tracks and limits the processes of jobs by cgroups, of version 1."""

@@ -113,11 +113,14 @@ def slurmdbd_conf() -> str:
 
 
 def topology_conf(config: SandboxConfig) -> str:
-    """Return topology.conf: one leaf switch per ``leaf_size`` nodes below one spine; empty without it."""
+    """Return topology.conf: one leaf switch, or block, per ``leaf_size`` nodes; empty without it."""
     if config.leaf_size is None:
         return ""
     names = config.node_names
     leaves = [names[i : i + config.leaf_size] for i in range(0, len(names), config.leaf_size)]
+    if "TopologyPlugin=topology/block" in config.slurm_conf_lines:
+        blocks = [f"BlockName=block{i} Nodes={','.join(leaf)}" for i, leaf in enumerate(leaves, start=1)]
+        return "\n".join([*blocks, f"BlockSizes={config.leaf_size}"]) + "\n"
     lines = [f"SwitchName=leaf{i} Nodes={','.join(leaf)}" for i, leaf in enumerate(leaves, start=1)]
     lines.append(f"SwitchName=spine Switches={','.join(f'leaf{i + 1}' for i in range(len(leaves)))}")
     return "\n".join(lines) + "\n"

@@ -58,6 +58,16 @@ def test_one_that_failed_its_rehearsal_or_is_silent_comes_after_one_of_another_c
         assert pair(known(slots, ("a17", "b17"), event), ("a03",), ("a17", "b17"), {}) == [("a03", "b17")]
 
 
+def test_one_whose_imex_daemon_is_not_ready_comes_last() -> None:
+    slots = (*rack("a", 1, 4), *rack("b", 1, 4))
+    stuck = ev.FabricSeen(t=3.0, node="a05", clique="a/1", imex="WAITING_FOR_PEERS")
+    assert pair(known(slots, ("a05", "b05"), stuck), ("a03",), ("a05", "b05"), {}) == [("a03", "b05")]
+    ready = ev.FabricSeen(t=4.0, node="a05", clique="a/1", imex="READY")
+    assert pair(known(slots, ("a05", "b05"), stuck, ready), ("a03",), ("a05", "b05"), {}) == [("a03", "a05")]
+    alone = known(("a01", "b01"), ("a05", "c05"), stuck)
+    assert pair(alone, ("a01",), ("a05", "c05"), {}) == [("a01", "a05")], "no node needs IMEX"
+
+
 def test_without_one_of_the_same_clique_a_rack_that_trains_keeps_its_spares() -> None:
     slots = (*rack("a", 1, 4), *rack("b", 1, 4))
     state = known(slots, ("b05", "c01", "c02"))

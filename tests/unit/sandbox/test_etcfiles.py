@@ -82,6 +82,14 @@ def test_leaf_switches_hold_all_nodes() -> None:
     assert settings(config)["TopologyPlugin"] == "topology/tree"
 
 
+def test_blocks_hold_all_nodes() -> None:
+    line = "TopologyPlugin=topology/block"
+    config = SandboxConfig(nodes=4, leaf_size=2, slurm_conf_lines=(line,))
+    expected = "BlockName=block1 Nodes=n1,n2\nBlockName=block2 Nodes=n3,n4\nBlockSizes=2\n"
+    assert conf.topology_conf(config) == expected
+    assert settings(config)["TopologyPlugin"] == "topology/block"
+
+
 def test_newer_releases_do_without_a_cgroup_plugin() -> None:
     assert conf.cgroup_conf(SandboxConfig(), (22, 5)) == "CgroupPlugin=cgroup/v1\n"
     assert conf.cgroup_conf(SandboxConfig(), (24, 5)) == "CgroupPlugin=cgroup/v1\n"
