@@ -143,7 +143,9 @@ _SHARED = "put the job directory on storage that every node of the job mounts at
 
 
 _EXCHANGED = "the folder was replaced, or this node's NFS maps users differently; check its owner"
-_OTHER_VERSION = "use the same slurm_robust on all nodes, and a new job directory for each job"
+_OTHER_VERSION = (
+    "use the same slurm_robust on all nodes, in an image too, and a new job directory for each job"
+)
 
 
 def read_spec(job: JobDirectory, run_id: str = "") -> JobSpec:

@@ -60,6 +60,7 @@ from slurm_robust.util.process import file_shortage
 from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import Executor
 from slurm_robust.util.wakeup import WakeUp
+from slurm_robust.version import __version__
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import (
     Ack,
@@ -161,6 +162,11 @@ class Agent:
         self._takeover = TakeoverWatch(spec, setup.job, setup.node, lacking=lacking)
         if self._takeover.note:
             self._book.note(self._takeover.note)
+        if spec.release not in ("", __version__):
+            self._book.note(
+                f"this agent is of slurm_robust {__version__}, its controller of {spec.release}: install the "
+                "same one for srobust run and for agents, in the image if there is one"
+            )
         self._wakeup = WakeUp()
         self._heartbeat_wanted = True
         self._heartbeat_due = 0.0

@@ -353,6 +353,7 @@ def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
         inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
         learn=plan.config.standby.learn and plan.config.mode == "act",
+        release=__version__,
     )
 
 

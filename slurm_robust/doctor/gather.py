@@ -95,6 +95,9 @@ def gather(
     if not ours:
         unseen += ("the environment of the job's ranks: run it inside of the job",)
     nodes = _nodes(site.job, submitted)
+    is_inside = config.agents.is_contained
+    if is_inside:
+        unseen += ("the software in the job's container: run it in the image",)
     slots = config.nodes or (nodes - config.spares if nodes is not None else None)
     per_node = config.nproc_per_node or gpus_per_node
     if gpus_per_node is not None:
@@ -112,7 +115,7 @@ def gather(
         preemption=_terms(slurm, site, submitted),
         options=submitted,
         environ=dict(environ) if ours else None,
-        software=software(host),
+        software=None if is_inside else software(host),
         node=node,
         gpus=gpus,
         nodes=nodes,

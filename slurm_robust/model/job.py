@@ -91,6 +91,8 @@ class JobSpec(Record):
     """Workers run beside their GPUs."""
     learn: bool
     """Rank 0 reports what it has imported, for zygotes to import it before."""
+    release: str = ""
+    """Of the controller's slurm_robust, since that of an image may be another one; "" if it does not say."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
         """Return the places of the tiers beyond the nodes' memory."""

@@ -18,6 +18,7 @@ import pytest
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind
+from slurm_robust.version import __version__
 from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import probe_ports
 from tests.builders import specs
@@ -310,6 +311,13 @@ def test_notes_are_repeated_until_they_are_acknowledged(make_job: MakeJob) -> No
     controller.wait_for("n1", lambda b: b.seq >= 3 and any("2 of the 8 GPUs" in n for n in b.notes))
     controller.answering = True
     controller.wait_for("n1", lambda b: not b.notes)
+
+
+def test_an_agent_of_another_release_than_its_controller_says_so(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER), release="9.9")
+    controller = job.controller()
+    job.start_agent("n1")
+    controller.wait_for("n1", lambda b: any(f"{__version__}, its controller of 9.9" in n for n in b.notes))
 
 
 def test_progress_and_a_requested_checkpoint_are_reported(make_job: MakeJob) -> None:

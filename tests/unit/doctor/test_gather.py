@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.job import CompanionConfig, JobConfig
+from slurm_robust.config.job import AgentsConfig, CompanionConfig, JobConfig
 from slurm_robust.doctor.gather import DoctorRequest, gather, hook_times, node_of, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
@@ -44,6 +44,13 @@ def test_facts_on_a_login_node(slurm: FakeSlurm) -> None:
     assert facts.environ == {"NCCL_DEBUG": "INFO"}
     assert facts.gpus is False  # a site without any
     assert [text.partition(":")[0] for text in unseen] == ["the job", "the job's node"]
+
+
+def test_software_outside_says_nothing_of_that_in_a_container(slurm: FakeSlurm) -> None:
+    config = JobConfig(agents=AgentsConfig(wrapper=("apptainer", "exec", "a.sif")))
+    facts, unseen = gather(DoctorRequest(), config, {}, slurm, HERE)
+    assert facts.software is None
+    assert "the software in the job's container: run it in the image" in unseen
 
 
 def test_a_batch_script_before_it_is_submitted(slurm: FakeSlurm) -> None:
