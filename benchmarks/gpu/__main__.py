@@ -25,6 +25,7 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "gpus"
     "gpu": gpu and gpu.name, "gpu_memory_gib": gpu and round(gpu.total_memory / 2**30, 1)}))
 """
 _DEVICE_S = 60.0
+_GONE_S = 10.0  # a worker with 40 GB registered was gone after 1.7 s
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -93,16 +94,15 @@ def _run(part: Part, lines: Path, *, shm: Path, cpu: bool) -> None:
         return
     place = Path(tempfile.mkdtemp(prefix=f"bench-gpu-{part.name}-", dir=shm))
     words = [sys.executable, "-m", "benchmarks.gpu.part", part.name, *(["--cpu"] if cpu else [])]
-    words += ["--place", str(place), "--results", str(lines)]
+    words += ["--place", str(place), "--results", str(lines), "--parent", str(os.getpid())]
+    process = subprocess.Popen(words, cwd=_ROOT, env=_environ(), start_new_session=True)
     try:
-        process = subprocess.Popen(words, cwd=_ROOT, env=_environ(), start_new_session=True)
-        try:
-            if code := process.wait(part.limit_s):
-                _note(lines, part=part.name, what="failed", error=f"exit code {code}")
-        except subprocess.TimeoutExpired:
-            _note(lines, part=part.name, what="failed", error=f"ended at its limit of {part.limit_s:g} s")
-        _end(process)
+        if code := process.wait(part.limit_s):
+            _note(lines, part=part.name, what="failed", error=f"exit code {code}")
+    except subprocess.TimeoutExpired:
+        _note(lines, part=part.name, what="failed", error=f"ended at its limit of {part.limit_s:g} s")
     finally:
+        _end(process)
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -117,9 +117,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it left nobody behind
-    finally:
-        process.wait(10)
+        pass  # it left nobody behind
+    try:
+        process.wait(_GONE_S)
+    except subprocess.TimeoutExpired:
+        pass  # it hangs in the driver: what follows will show it
 
 
 def _environ() -> dict[str, str]:

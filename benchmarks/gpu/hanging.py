@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from slurm_robust.util.process import die_with_parent
 from slurm_robust.worker import dump
 
 # What is hanging does not end by itself before it is ended.
@@ -31,6 +32,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     os.environ["WORLD_SIZE"] = "2"  # as in any job of several ranks, so that the recorder's server starts
+    die_with_parent(os.getppid())
     dump.allow_tracing(os.getppid())
     dump.prepare(str(options.record))
     dist.init_process_group(

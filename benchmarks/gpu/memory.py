@@ -41,7 +41,7 @@ def registering(bench: Bench) -> None:
 
 
 def rates(bench: Bench) -> None:
-    """Seconds to reserve, to register, to copy each way (registered and not), to sum up and to give back."""
+    """Seconds to reserve, to register, to copy each way (registered and not) and to give back."""
     for gb in (bench.size(4), bench.size(16, 0.2)):
         bench.needs_memory(gb)
         with shared(bench.place, int(gb * GB), tell=bench) as memory:

@@ -9,6 +9,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_robust.util.process import die_with_parent
+
 
 @dataclass(frozen=True)
 class Part:
@@ -48,7 +50,10 @@ def main() -> None:
     parser.add_argument("--place", type=Path, required=True, help="an empty folder in shared memory")
     parser.add_argument("--results", type=Path, required=True, help="the file of results")
     parser.add_argument("--cpu", action="store_true", help="without a GPU, in small")
+    parser.add_argument("--parent", type=int, help="the process with which this one ends, too")
     options = parser.parse_args()
+    if options.parent:
+        die_with_parent(options.parent)
     from benchmarks.gpu.bench import Bench, LeftOut
 
     part = next(part for part in PARTS if part.name == options.name)

@@ -64,6 +64,7 @@ class Trained:
 
     def seconds_a_step(self, compute_s: float, steps: int, *, saves: bool) -> tuple[float, float]:
         """Seconds of a step in the mean, and for which its snapshot held it up at most."""
+        self.snapshotter.settle()  # no step waits for what was before
         blocked = []
         begun = time.perf_counter()
         for _ in range(steps):
