@@ -258,6 +258,7 @@ class Snapshotter:
         self.blocked_s = 0.0
         self.skipped = 0  # snapshots that were not taken, or not usable
         self.timings = TimingHistory()
+        self.updates = 0  # of optimizers, since this was made
         self._overlap = overlap
         self._runtime = gpus
         self._captures = captures or devices.Captures(gpus)  # its hook comes before ours
@@ -572,6 +573,7 @@ class Snapshotter:
         self.blocked_s += time.perf_counter() - begun
 
     def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        self.updates += 1
         if self._pending is not None:
             self._pending.may_sum.set()
 

@@ -23,7 +23,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.progress import RETURNED
 from slurm_robust.util import process
 from slurm_robust.util.files import make_folder
-from slurm_robust.worker import crash, dump, optimizer_steps, rendezvous, script, spawning
+from slurm_robust.worker import crash, dump, optimizer_steps, rendezvous, returning, script, spawning
 from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.imports import ImportRecorder
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
@@ -164,6 +164,8 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
         ended = error  # and nothing is called here: a signal handler of the script's could raise in it
     _forget_children()
     code = _exit_code(ended)
+    if code == 0:
+        returning.returned()
     if ended is not None and not isinstance(ended, SystemExit):
         leave_error(ended, spawn, worker)
     code = _finish(code, worker.record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +40,7 @@ from slurm_robust.worker import phases
 from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from slurm_robust.worker.replay import REPLAY, Loss, add_line
+from slurm_robust.worker.returning import when_returned
 from slurm_robust.worker.step_record import Mark, StepRecord
 
 _log = logging.getLogger(__name__)
@@ -106,11 +108,15 @@ class ManagedRun:
         self._captures = Captures(CUDA) if environment.copies else None
         self._restored: CheckpointId | None = None
         self._local_stride = 1  # at which the newest snapshots were taken
+        self._training: Training | None = None
+        self._left_out: tuple[int, int] | None = None  # the newest step, if no multiple; updates until then
+        self._forget_return = when_returned(self._keep_last)
         self._is_unaccounted = False  # the update may still wait for the newest snapshot
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Load exactly the checkpoint that the environment names."""
         self._record.mark(Mark.RESTORES)
+        self._training = training
         checkpoint = self._environment.restore
         if checkpoint is None:
             return None
@@ -148,6 +154,9 @@ class ManagedRun:
         if self._memory is not None and self._is_unaccounted:
             self._is_unaccounted = False
             self._record.spend(CHECKPOINT, self._memory.blocked_s)
+        self._left_out = None
+        if self._memory is not None and self._is_left_out(step):
+            self._left_out = step, self._memory.updates
         self._record.report(step, loss, grad_norm)
 
     def due(self, step: int) -> bool:
@@ -189,6 +198,23 @@ class ManagedRun:
             )
             self._record.show_snapshots(times)
 
+    def _keep_last(self) -> None:
+        """Take the snapshot of the last step, though it is no multiple of the local stride.
+
+        It is left out if an optimizer has changed anything since.
+        """
+        memory, left_out, self._left_out = self._memory, self._left_out, None
+        if memory is None or left_out is None or self._training is None:
+            return
+        step, updates = left_out
+        if memory.updates != updates or not memory.active or step == self._record.flush:
+            return
+        try:
+            memory.take(step, self._training, stride=self._record.stride, flush=self._record.flush)
+            memory.settle()
+        except (CheckpointError, RuntimeError) as error:
+            _log.warning("the last step, %d, is not kept in memory: %s", step, error)
+
     def cost(self) -> SnapshotCost:
         """Return that of the snapshots so far."""
         if self._memory is None:
@@ -197,6 +223,9 @@ class ManagedRun:
 
     def close(self) -> None:
         """Finish the newest snapshot, say that no more steps will come, and unmap the record."""
+        self._forget_return()
+        if sys.exc_info()[0] is None:  # else it may be in the middle of the next step
+            self._keep_last()
         if self._captures is not None:
             self._captures.close()
         if self._memory is not None:
@@ -212,8 +241,11 @@ class ManagedRun:
         # Multiples, and not the steps before them as on storage: the strides of peers are multiples too.
         if not self._uses_memory():
             return False
-        is_multiple = step % self._every == 0 and step % max(1, self._record.local_stride) == 0
+        is_multiple = step % self._every == 0 and not self._is_left_out(step)
         return is_multiple or step == self._record.flush
+
+    def _is_left_out(self, step: int) -> bool:
+        return step % self._every == 0 and step % max(1, self._record.local_stride) > 0
 
     def _due_on_storage(self, step: int) -> bool:
         if step == self._record.requested_checkpoint:

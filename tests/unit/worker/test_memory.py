@@ -33,6 +33,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.model.copies import SHARED, CheckpointId, transfer_s
 from slurm_robust.model.progress import RESERVE
+from slurm_robust.worker import returning
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.ranks import run_ranks
@@ -86,13 +87,18 @@ class Model:
         self.entries = {"model": self.module, "optimizer": self.optimizer}
 
     def train(self, steps: int, **options: Any) -> sr.Checkpointer:
+        checkpointer = self.begin(steps, **options)
+        checkpointer.close()
+        return checkpointer
+
+    def begin(self, steps: int, **options: Any) -> sr.Checkpointer:
+        """Train and do not close the Checkpointer."""
         checkpointer = sr.Checkpointer(self.entries, **options)
         for step in range(checkpointer.restore(), steps):
             self.module(torch.randn(4, 64)).sum().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             checkpointer.step(step)
-        checkpointer.close()
         return checkpointer
 
 
@@ -130,7 +136,52 @@ def test_only_multiples_of_the_local_stride_are_taken_and_every_stays_a_floor(
     launch(1)
     node.records[0].set_stride(8, 4)
     Model().train(70, every=3)
-    assert steps_of(node.copies) == [24, 36, 48, 60]
+    *steps, last = steps_of(node.copies)
+    assert {48, 60} <= set(steps)
+    assert all(step % 12 == 0 for step in steps)
+    assert last == 69
+
+
+def test_the_last_step_is_kept_whatever_the_local_stride(node: Node, launch: Launcher) -> None:
+    launch(1)
+    node.records[0].set_stride(8, 8)
+    model = Model()
+    model.train(22)
+    assert steps_of(node.copies)[-2:] == [16, 21]
+    launch(2, restore=token(21), tier="memory")
+    again = Model()
+    again.train(22)
+    assert same_state(again, model)
+
+
+def test_a_script_that_does_not_close_keeps_its_last_step_when_it_has_returned(
+    node: Node, launch: Launcher
+) -> None:
+    launch(1)
+    node.records[0].set_stride(8, 8)
+    checkpointer = Model().begin(13)
+    assert steps_of(node.copies) == [0, 8]
+    returning.returned()
+    assert steps_of(node.copies) == [0, 8, 12]
+    checkpointer.close()
+    assert steps_of(node.copies) == [0, 8, 12]
+
+
+def test_a_state_of_after_the_last_step_is_not_kept_as_that_step(node: Node, launch: Launcher) -> None:
+    launch(1)
+    node.records[0].set_stride(8, 8)
+    model = Model()
+    checkpointer = model.begin(13)
+    model.optimizer.step()
+    checkpointer.close()
+    launch(2)
+    node.records[0].set_stride(8, 8)
+    checkpointer = model.begin(13)
+    try:
+        raise ValueError("in the middle of a step")
+    except ValueError:
+        checkpointer.close()
+    assert set(steps_of(node.copies)) == {0, 8}
 
 
 def test_what_snapshots_take_is_shown_by_the_step_record(node: Node, launch: Launcher) -> None:
@@ -404,9 +455,9 @@ def test_two_ranks_that_keep_every_fourth_step_continue_bitwise(node: Node, kind
     node.world_size = 2
     straight = trained_by_ranks(node, kind, 16, 1)
     trained_by_ranks(node, kind, 11, 2, stride=4)
-    assert [steps_of(node.copies, rank) for rank in range(2)] == [[0, 4, 8]] * 2
+    assert [steps_of(node.copies, rank)[-2:] for rank in range(2)] == [[8, 10]] * 2
     resumed = trained_by_ranks(node, kind, 16, 3, stride=4, restore=token(8, 2), tier="memory")
-    assert [steps_of(node.copies, rank) for rank in range(2)] == [[4, 8, 12]] * 2
+    assert [steps_of(node.copies, rank)[-2:] for rank in range(2)] == [[12, 15]] * 2
     for rank in range(2):
         assert list(resumed[rank]["losses"]) == [str(step) for step in range(9, 16)]
         assert straight[rank]["losses"].items() >= resumed[rank]["losses"].items()
