@@ -73,6 +73,14 @@ class SnapshotTimes(Record):
     blocked_s: float
     """For which each blocks training, however far apart they are."""
 
+    def describe(self) -> str:
+        """Return ``one blocks training for 0.02 s and is whole after 0.3 s, and a step takes 0.1 s``."""
+        step_s = self.apart_s / self.stride
+        return (
+            f"one blocks training for {self.blocked_s:.2g} s and is whole after {self.whole_s:.2g} s, and a "
+            f"step takes {step_s:.2g} s"
+        )
+
     @classmethod
     def worst(cls, every: Iterable[SnapshotTimes | None]) -> SnapshotTimes | None:
         """Return the worst of each, None if some are not known or were measured at another stride.

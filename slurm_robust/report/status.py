@@ -25,6 +25,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.live_status import OLD_S, NotALiveStatus, read
 from slurm_robust.model.notice import NOTIFIED
+from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
@@ -158,6 +159,10 @@ class Status(Record):
     """The newest of its jobs, "" if it is this one; None if that is not known."""
     moved_aside: tuple[str, ...] = ()
     """Folders of other trainings of this name."""
+    local_stride: int = 1
+    """Snapshots in memory are taken of steps that are multiples of it."""
+    snapshots: SnapshotTimes | None = None
+    """What snapshots took when that was last changed, None if it never was."""
     start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
@@ -167,6 +172,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
     state, (phase, reason) = job.state, job.activity
     last = next((e for e in reversed(job.events) if isinstance(e, ev.ProgressMade | ev.FirstStep)), None)
     newest = job.launches[max(job.launches)] if job.launches else None
+    strides = (e for e in reversed(job.events) if isinstance(e, ev.StrideChanged))
     is_left = job.is_over or state.ended is not None or phase == REQUEUED  # the nodes are others' now
     return Status(
         job_id=state.job_id,
@@ -195,6 +201,8 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         notes=tuple(
             f"{e.node}: {e.text}" if e.node else e.text for e in job.events if isinstance(e, ev.Noted)
         ),
+        local_stride=state.world.local_stride,
+        snapshots=next((e.snapshots for e in strides if e.snapshots is not None), None),
         training=state.training,
         chapter=state.continued.chapter if state.continued is not None else int(bool(state.training)),
         start=start_of(job) if newest else None,
@@ -390,7 +398,7 @@ def render(status: Status) -> RenderableType:
     phase = status.phase + (f": {status.reason}" if status.reason else "")
     if status.exit_code is not None:
         phase += f" (exit code {status.exit_code})"
-    training = stored = controller = ""
+    training = stored = controller = snapshots = ""
     if status.training:
         training = place_text(status.training, status.chapter, status.newest_job)
         aside = ", ".join(name.removeprefix(PREFIX) for name in status.moved_aside)
@@ -409,6 +417,9 @@ def render(status: Status) -> RenderableType:
                 f"; advised (Daly): one every {advice.every_s:.0f} s or less often, with an incident every "
             )
             stored += f"{advice.mtbf_s:.0f} s so far"
+    if status.local_stride > 1:
+        why = f", since {status.snapshots.describe()}" if status.snapshots is not None else ""
+        snapshots = f"of steps that are multiples of {status.local_stride} only{why}"
     nodes = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
     # Standbys that are set aside have their own line.
     standbys = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
@@ -431,6 +442,7 @@ def render(status: Status) -> RenderableType:
         ("controller", controller),
         ("step", step),
         ("launched", f"{launched}, run {status.run} of the Slurm job"),
+        ("snapshots", snapshots),
         ("restored", status.restored),
         ("stored", stored),
         ("nodes", f"{nodes}, until the requeue" if status.phase == REQUEUED else nodes),

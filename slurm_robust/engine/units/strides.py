@@ -147,11 +147,10 @@ class Strides:
 
 def _told(times: SnapshotTimes) -> str:
     """Return the line for the job's log, once the local stride is as it has to be."""
-    stride, step_s = times.stride, times.apart_s / times.stride
-    which = f"of steps that are multiples of {stride} only" if stride > 1 else "of every step again"
-    why = (
-        f"one blocks training for {times.blocked_s:.2g} s and is whole after {times.whole_s:.2g} s, and a "
-        f"step takes {step_s:.2g} s (checkpoint.max_blocked_share)"
+    stride, why = times.stride, f"since {times.describe()} (checkpoint.max_blocked_share)"
+    if stride == 1:
+        return f"snapshots in memory of every step again, {why}"
+    return (
+        f"snapshots in memory of steps that are multiples of {stride} only, {why}; a fault repeats up to "
+        f"{stride} steps"
     )
-    lost = f"; a fault repeats up to {stride} steps" if stride > 1 else ""
-    return f"snapshots in memory {which}, since {why}{lost}"

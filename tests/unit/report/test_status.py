@@ -21,6 +21,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.live_status import encode
+from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import render, status_at, status_of, watch
@@ -98,6 +99,21 @@ def shown(*events: ev.AnyEvent) -> str:
     with console.capture() as capture:
         console.print(render(status_at(JobView(events=events), 3600.0)))
     return capture.get()
+
+
+def test_that_only_some_steps_are_kept_and_why() -> None:
+    times = SnapshotTimes(stride=1, apart_s=0.1, whole_s=0.31, blocked_s=0.013)
+    raised = ev.StrideChanged(
+        t=2.0, generation=2, stride=16, seconds_per_step=0.3, lag_s=0.1, local_stride=16, snapshots=times
+    )
+    lagging = structs.replace(raised, t=3.0, stride=64, snapshots=None)
+    text = (
+        "of steps that are multiples of 16 only, since one blocks training for 0.013 s and is whole after "
+        "0.31 s, and a step takes 0.1 s"
+    )
+    assert text in shown(launched(), raised, lagging)
+    assert "snapshots" not in shown(launched())
+    assert "snapshots" not in shown(launched(), raised, structs.replace(lagging, local_stride=1))
 
 
 def test_from_where_the_newest_generation_continued() -> None:
