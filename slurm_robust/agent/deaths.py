@@ -92,6 +92,9 @@ class OomKills:
         if not any(counts.kills > before.kills for before, counts in now):
             return ""
         full = [c.limit for before, c in now if c.limit is not None and c.reached > before.reached]
+        if not full and self._cgroups in self._before:
+            # The root of version 2 counts nothing: this one is a part of the tree, as a container shows it.
+            return "out of memory on the node, or at the job's limit, which the container does not show"
         if not full:
             return "out of memory on the node, below the job's own limit"
         return f"out of memory in the job's cgroup (limit {min(full) / 1e9:.3g} GB)"

@@ -1,13 +1,13 @@
 /* A SPANK plug-in that does to a task what pyxis and enroot do, for a Slurm without them.
  *
- * As pyxis (slurm_spank_task_init): as the user, a user and a mount namespace with the user's own ids, another
- * root that is read-only, the mounts of the job, the variables and the folder of the image, or the namespaces of a
- * container of that name that runs; errors in pyxis' words. As enroot (conf/mounts): /proc, /sys, /dev and with it
- * /dev/shm are the node's, /tmp is new.
+ * As pyxis (slurm_spank_task_init): as the user, namespaces of users, with the user's own ids, of mounts and of
+ * cgroups; another root, which is read-only; the mounts of the job; the variables and the folder of the image; or the
+ * namespaces of a container of that name that runs; errors in pyxis' words. As enroot (conf/mounts): /proc, /sys,
+ * /dev and with it /dev/shm are the node's, /tmp is new.
  *
  * The image is a text file: "bind PATH" and "link PATH TARGET" are its files, "env NAME=VALUE" its variables,
- * "workdir PATH" its folder. Compiled with -DSLURM_VERSION_NUMBER=0xYYMMPP, since Slurm loads no plug-in of
- * another release; what it needs of slurm/spank.h, the same from 22.05 to 26.05, stands here.
+ * "workdir PATH" its folder. Compiled with -DSLURM_VERSION_NUMBER=0xYYMM00, since Slurm loads no plug-in of another
+ * release; what it needs of slurm/spank.h (22.05) stands here, so no package of headers is needed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -194,18 +194,20 @@ static int start(spank_t sp, const char *root) {
         return failed("pivot_root", root);
     if (mount(NULL, "/", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL))
         return failed("remount", "/");
+    if (unshare(CLONE_NEWCGROUP) && errno != EINVAL)
+        return failed("unshare", "cgroups");
     return 0;
 }
 
 static int join(pid_t pid) {
-    const char *kinds[] = {"user", "mnt"};
-    int files[2];
+    const char *kinds[] = {"user", "cgroup", "mnt"};
+    int files[3];
     char path[64];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         snprintf(path, sizeof path, "/proc/%d/ns/%s", pid, kinds[i]);
         files[i] = open(path, O_RDONLY | O_CLOEXEC);
     }
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (files[i] < 0 || setns(files[i], 0))
             return failed("join", path);
     slurm_spank_log("pyxis: reusing existing container namespaces");

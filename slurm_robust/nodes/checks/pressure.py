@@ -64,6 +64,9 @@ def _job(host: Host) -> JobMemory | None:
     for line in host.read_or(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         group = group_of(path)
+        if path == "/" and not controllers and host.number(f"{CGROUPS}/memory.current") is not None:
+            # The root counts nothing: in a container it is a group of the job's step.
+            group = JobGroup("", own) if (own := own_job(host)) is not None else None
         if group and not controllers:
             return _read_job(host, group, CGROUPS, ("memory.current", "memory.max"), "")
         if group and "memory" in controllers.split(","):

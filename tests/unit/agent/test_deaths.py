@@ -135,6 +135,16 @@ def test_the_limit_that_was_hit_is_named(machine: Machine) -> None:
     assert machine.oom.reason() == ""
 
 
+def test_a_container_does_not_show_whose_limit_was_hit(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/\n")
+    oom = OomKills(tmp_path, tmp_path)
+    (tmp_path / "memory.events").write_text("oom 0\noom_kill 0\n")
+    oom.begin()
+    (tmp_path / "memory.events").write_text("oom 0\noom_kill 1\n")
+    assert "which the container does not show" in oom.reason()
+
+
 def test_a_node_without_memory_is_not_the_jobs_limit(machine: Machine) -> None:
     machine.oom.begin()
     machine.write(STEP, kills=1)

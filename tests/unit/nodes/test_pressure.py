@@ -57,6 +57,20 @@ def test_a_job_of_cgroup_version_2(tmp_path: Path) -> None:
     )
 
 
+def test_a_job_in_a_container_sees_the_group_of_its_step_as_the_root(tmp_path: Path) -> None:
+    files = {
+        "/proc/self/cgroup": "0::/",
+        "/proc/self/environ": "A=1\0SLURM_JOB_ID=7\0",
+        "/sys/fs/cgroup/memory.current": str(900 * MIB),
+        "/sys/fs/cgroup/memory.max": "max",
+        "/sys/fs/cgroup/memory.pressure": psi("50.00"),
+    }
+    host = plant(tmp_path, files)
+    assert pressure.gather(host, CONFIG).job == JobMemory(name="job_7", used=900, stalled=0.5)
+    host.path("/proc/self/environ").write_text("A=1\0")  # the root of another container
+    assert pressure.gather(host, CONFIG).job is None
+
+
 def test_a_job_of_cgroup_version_1(tmp_path: Path) -> None:
     folder = "/sys/fs/cgroup/memory/slurm/uid_1000/job_7"
     files = {
