@@ -40,20 +40,19 @@ class Segments(Record):
 
     @classmethod
     def of(cls, job: SlurmJob, need: Need | None, topology: Iterable[Switch]) -> Segments | None:
-        """Return the segments of ``job``; None if it has none.
+        """Return the segments of ``job``; None if it has none, or if Slurm does not show their blocks.
 
         A segment that is larger than a base block is placed in the smallest blocks above that have room.
         Source: Slurm's src/plugins/topology/block/eval_nodes_block.c, 24.05 to 26.05.
         """
         size = segment_of(job, need)
         blocks = [block for block in topology if block.is_block]
-        base = [frozenset(block.nodes) for block in blocks if not block.level]
-        if not size or not base:
+        large = [block for block in blocks if len(block.nodes) >= size]
+        if not size or not large:
             return None
-        above = [frozenset(block.nodes) for block in blocks if len(block.nodes) >= size]
-        least = min(map(len, above), default=0)
-        fit = base if any(len(nodes) >= size for nodes in base) else [b for b in above if len(b) == least]
-        return cls(size=size, blocks=tuple(fit))
+        level, least = min((block.level, len(block.nodes)) for block in large)
+        fit = [b for b in blocks if b.level == level and (not level or len(b.nodes) == least)]
+        return cls(size=size, blocks=tuple(frozenset(block.nodes) for block in fit))
 
     def room(self, nodes: Collection[str]) -> int:
         """Return how many of ``nodes`` whole segments can take."""
@@ -215,14 +214,16 @@ def size_of(need: Need, job: SlurmJob, available: int) -> Size:
     than tasks, and of a job with ``--ntasks-per-node`` never fewer than its tasks need (seen on 22.05). So
     the tasks are those of the least nodes, unless that is fewer than the most nodes. Then there is one task
     for each of the most nodes; but if a task asks for something of its node, so that two may not fit on one,
-    the number of nodes is settled by how many are ``available`` now. Slurm starts no job whose least nodes
-    are not whole segments, so they are rounded up to these.
+    the number of nodes is settled by how many are ``available`` now.
+
+    So it is for a job in segments: Slurm gives it the least nodes and no more, and never starts it if these
+    are not whole segments (BadConstraints; seen on 26.05).
     """
-    segment = segment_of(job, need) or 1
-    whole = -(-need.least // segment) * segment
-    if whole <= need.most:
-        need = Need(least=whole, most=need.most, segment=need.segment)
     per_node = job.tasks_per_node or _tasks_per_node(need, job)
+    if segment := segment_of(job, need):
+        least, most = -(-need.least // segment) * segment, need.most // segment * segment
+        whole = min(most, max(least, available // segment * segment)) if least <= most else need.most
+        need = Need(least=whole, most=whole, segment=segment)
     if per_node * need.least >= need.most:
         tasks = per_node * need.least
     elif job.tasks_per_node or job.cpus_per_task > 1:

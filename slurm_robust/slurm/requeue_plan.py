@@ -201,11 +201,12 @@ def wanted_of(
     least = order.need.least if order.need is not None else max(job.least_nodes, job.num_nodes)
     segments = Segments.of(job, order.need, topology)
     kept = affordable(unwanted, nodes, job, least, segments)
+    room = segments.room if segments is not None else len
     owners = tuple(node for node in job.excluded_nodes if node not in unwanted)
     left = places(msgspec.structs.replace(job, excluded_nodes=(*owners, *kept)), nodes, own=job.nodes)
     return _DesiredJob(
         exclude=kept,
-        size=size_of(order.need, job, len(left.free)) if order.need is not None else None,
+        size=size_of(order.need, job, room(left.free)) if order.need is not None else None,
         holders_are_free=bool(order.holders) and set(order.holders) <= set(left.free),
         lack=lack_of_segments(kept, nodes, job, least, segments),
     )

@@ -129,7 +129,8 @@ def _way(
     if segments and (lack := segments.describe_lack((*free, *found.left_out_free), need.least)):
         return "", f"only {lack} on the nodes that are free{_until(found)}"
     order = [*(node for node in weakest if node in found.left_out_free), *found.left_out_free]
-    used = to_give_up(list(dict.fromkeys(order)), free, need.least, segments.room if segments else len)
+    room = segments.room if segments else len
+    used = to_give_up(list(dict.fromkeys(order)), free, need.least, room)
     if used:
         free += used
         left = [node for node in job.excluded_nodes if node not in used]
@@ -138,7 +139,7 @@ def _way(
         changes["ReqNodeList="] = "requires no node by name any more"
     asks = job.least_nodes or job.num_nodes
     if is_known and (asks > len(free) or (job.reason == "BadConstraints" and not changes)):
-        size = size_of(need, job, len(free))
+        size = size_of(need, job, room(free))
         changes |= dict.fromkeys(size.arguments(), f"asks for {size.describe()}")
     if not changes:
         if job.reason == "Priority":

@@ -164,6 +164,7 @@ def test_segments_larger_than_a_rack_are_placed_in_the_blocks_above() -> None:
     segments = Segments.of(job(segment=4), need, (*RACKS, *above))
     assert segments is not None
     assert segments.room({f"n{i}" for i in range(1, 10)}) == 4
+    assert Segments.of(job(segment=4), need, RACKS) is None, "Slurm shows no block that has room for one"
     assert Segments.of(job(segment=4), need, ()) is None, "no topology/block"
 
 
@@ -174,10 +175,24 @@ def test_slurm_ignores_segments_larger_than_the_job() -> None:
     assert segment_of(job(segment=3), None) == 3
 
 
-def test_the_least_nodes_of_a_job_with_segments_are_whole_segments() -> None:
-    asked = size_of(Need(least=62, most=72), job(segment=18), 72)
-    assert (asked.least, asked.most) == (72, 72)
-    asked = size_of(Need(least=62, most=72), job(segment=16), 72)
-    assert (asked.least, asked.most) == (64, 72)
-    asked = size_of(Need(least=62, most=63), job(segment=16), 72)
-    assert (asked.least, asked.most) == (62, 63), "Slurm may refuse it, but more than the most it never gets"
+@pytest.mark.parametrize(
+    ("need", "segment", "available", "nodes"),
+    [
+        ((64, 72), 8, 72, 72),  # with its spares
+        ((64, 72), 8, 71, 64),
+        ((64, 72), 4, 70, 68),
+        ((62, 72), 16, 80, 64),  # 62 would be no whole segments
+        ((62, 72), 18, 54, 72),  # it waits for nodes, however many there are
+        ((62, 63), 16, 63, 63),  # as submitted; Slurm may refuse it
+    ],
+)
+def test_a_job_in_segments_asks_for_as_many_as_have_room(
+    need: tuple[int, int], segment: int, available: int, nodes: int
+) -> None:
+    """Slurm gives a job in segments the least nodes, and starts it on whole segments only."""
+    least, most = need
+    submitted = job(segment=segment, num_tasks=4 * most, cpus_per_task=2)
+    asked = size_of(Need(least=least, most=most), submitted, available)
+    assert (asked.least, asked.most, asked.tasks, asked.cpus) == (nodes, nodes, 4 * nodes, 8 * nodes)
+    again = msgspec.structs.replace(submitted, num_tasks=asked.tasks, restart_count=1)
+    assert size_of(Need(least=least, most=most), again, available) == asked
