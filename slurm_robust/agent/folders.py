@@ -14,6 +14,17 @@ from slurm_robust.model.nodefolders import SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.util.files import make_folder
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
+from slurm_robust.wire.messages import Launch
+
+SPREAD_S = 20.0
+"""Seconds in which all agents of a job make files for its next generation: a thousand a second at 10,000
+ranks, which any storage takes.
+"""
+
+NO_STEP_S = 60.0
+"""After so many seconds a generation is taken to train, though no steps of it are seen."""
+
+_STREAMS = ("out", "err")
 
 
 class RuntimeFolder:
@@ -75,9 +86,50 @@ class EpochRead(Record):
 
 
 def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
-    """Make the folders in which these workers are about to write. Raises ``OSError``."""
+    """Make the folders in which these workers are about to write, if they are not there. Raises ``OSError``.
+
+    From now on they hold the output of a generation.
+    """
     for folder in {job.worker_log(generation, rank, "out").parent for rank in ranks}:
         make_folder(folder, below=job.path)
+    job.logs_ahead(generation).unlink(missing_ok=True)
+
+
+def make_logs_ahead(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
+    """Make folders and empty files for workers that may be launched later. Raises ``OSError``.
+
+    Readers see none of it before the launch: the generation's folder appears with its mark.
+    """
+    folder = job.logs(generation)
+    if not folder.is_dir():
+        made = Path(tempfile.mkdtemp(prefix=".ahead-", dir=folder.parent))
+        try:
+            (made / job.logs_ahead(generation).name).touch(0o600)
+            made.rename(folder)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)  # another agent was first
+    for path in (job.worker_log(generation, rank, stream) for rank in ranks for stream in _STREAMS):
+        make_folder(path.parent, below=job.path)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640))
+
+
+class NextLogs:
+    """When an agent makes the files of the generation after one that was launched. Pure.
+
+    Not before that one trains, since a start needs the storage itself, and not all agents at once.
+    """
+
+    def __init__(self, launch: Launch, now: float) -> None:
+        self.generation, self.ranks = launch.generation + 1, launch.ranks
+        self._launched = now
+        self._later_s = SPREAD_S * launch.slot / launch.slots
+        self._at: float | None = None
+
+    def is_due(self, now: float, *, has_stepped: bool) -> bool:
+        """Return whether it is time. ``has_stepped``: each rank here has made a step."""
+        if self._at is None and (has_stepped or now - self._launched >= NO_STEP_S):
+            self._at = now + self._later_s
+        return self._at is not None and now >= self._at
 
 
 def read_epoch(epochs: Path) -> EpochRead:

@@ -20,7 +20,14 @@ from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.deaths import DeathWatch, OomKills
 from slurm_robust.agent.fabric import FabricWatch, block_of
-from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch
+from slurm_robust.agent.folders import (
+    EpochRead,
+    NextLogs,
+    RuntimeFolder,
+    make_log_folders,
+    make_logs_ahead,
+    read_epoch,
+)
 from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
@@ -180,6 +187,7 @@ class Agent:
         self._master_port = 0  # of the present workers
         self._controller_speaks: int | None = None  # its version of the protocol, as its newest Ack says
         self._noted: set[str] = set()  # what was noted of versions
+        self._next_logs: NextLogs | None = None  # of the generation that runs, until they are made
         self._modules: Path | None = None  # file with what rank 0 has imported, until it is read
 
     def run(self) -> None:
@@ -299,6 +307,14 @@ class Agent:
             self._heartbeat_wanted |= self._steps.has_news(now)
         if self._modules is not None and self._steps.has_stepped:
             self._learn(self._modules)
+        if self._next_logs is not None and self._next_logs.is_due(now, has_stepped=self._steps.has_stepped):
+            self._make_next_logs(self._next_logs)
+
+    def _make_next_logs(self, logs: NextLogs) -> None:
+        """Make the files that a restart in place opens, so that it waits for no storage to make them."""
+        self._next_logs = None
+        if self._state.phase is Phase.RUNNING:
+            self._files.submit(partial(make_logs_ahead, self._setup.job, logs.generation, logs.ranks))
 
     def _learn(self, path: Path) -> None:
         """Learn what rank 0, which is here and has made its first step, has imported."""
@@ -510,6 +526,7 @@ class Agent:
         self._gpus.end()
         self._oom_kills.begin()
         self._files.submit(partial(make_log_folders, self._setup.job, launch.generation, launch.ranks))
+        self._next_logs = NextLogs(launch, time.monotonic())
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
         spec, job = self._setup.spec, self._setup.job
         self._master_port = launch.master_port

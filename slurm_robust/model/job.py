@@ -184,6 +184,10 @@ class JobDirectory:
         """Return the folder of the workers' output of one generation."""
         return self.path / "logs" / f"gen-{generation:03d}"
 
+    def logs_ahead(self, generation: int) -> Path:
+        """Return the file that is in :meth:`logs` while these were only made ahead, for a later launch."""
+        return self.logs(generation) / "ahead"
+
     def worker_log(self, generation: int, rank: int, stream: str) -> Path:
         """Return the file of one worker's ``out`` or ``err`` stream.
 

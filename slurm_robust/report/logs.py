@@ -140,7 +140,8 @@ class Logs:
 
     def _generations(self) -> set[int]:
         names = (path.name for path in self._directory.logs(0).parent.glob("gen-*"))
-        return {int(number) for name in names if (number := name.removeprefix("gen-")).isdecimal()}
+        there = {int(number) for name in names if (number := name.removeprefix("gen-")).isdecimal()}
+        return {generation for generation in there if not self._directory.logs_ahead(generation).exists()}
 
     def _open(self, generation: int, known: dict[int, _File], lines: int | None) -> dict[int, _File]:
         """Return the wanted files that exist; those that are ``known`` keep their position."""

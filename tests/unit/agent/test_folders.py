@@ -6,8 +6,18 @@ from typing import NoReturn
 
 import pytest
 
-from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch
+from slurm_robust.agent.folders import (
+    NO_STEP_S,
+    SPREAD_S,
+    EpochRead,
+    NextLogs,
+    RuntimeFolder,
+    make_log_folders,
+    make_logs_ahead,
+    read_epoch,
+)
 from slurm_robust.model.job import JobDirectory
+from tests.builders.specs import launch
 
 
 def test_the_folder_is_private_and_goes_with_the_agent(tmp_path: Path) -> None:
@@ -81,3 +91,63 @@ def test_folders_for_output_are_made(tmp_path: Path) -> None:
     make_log_folders(job, 2, (56, 63, 64, 71))
     assert job.logs(2).is_dir()
     assert job.worker_log(2, 64, "out").parent.is_dir()
+
+
+def tree(job: JobDirectory) -> set[tuple[str, int]]:
+    """All that lies below the folder of logs; a file that was made anew has another inode."""
+    return {(str(path), path.stat().st_ino) for path in job.logs(0).parent.rglob("*")}
+
+
+def starts(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
+    """What agent and workers do at a launch."""
+    make_log_folders(job, generation, ranks)
+    for rank in ranks:
+        for stream in ("out", "err"):
+            with job.worker_log(generation, rank, stream).open("a"):
+                pass
+
+
+def test_a_restart_makes_nothing_on_storage_if_its_files_were_made_ahead(tmp_path: Path) -> None:
+    """A job of 16 nodes: 8 x 16 x 2 files, in two folders."""
+    job = JobDirectory(tmp_path)
+    nodes = [tuple(range(first, first + 8)) for first in range(0, 128, 8)]
+    for ranks in nodes:
+        starts(job, 1, ranks)
+        make_logs_ahead(job, 2, ranks)
+    mark = job.logs_ahead(2)
+    before = tree(job)
+    assert len(before) == 2 * (1 + 1 + 256) + 1
+    for ranks in nodes:
+        starts(job, 2, ranks)
+    assert before - tree(job) == {(str(mark), next(i for path, i in before if path == str(mark)))}
+    assert tree(job) - before == set()
+
+
+def test_what_was_made_ahead_is_closed_to_others(tmp_path: Path) -> None:
+    job = JobDirectory(tmp_path)
+    starts(job, 1, (0, 64))
+    make_logs_ahead(job, 2, (0, 64))
+    found = {path.name: path.stat().st_mode & 0o777 for path in job.logs(2).parent.rglob("*")}
+    assert {found[name] for name in ("gen-002", "ranks-00064")} == {0o700}
+    assert found["rank-00064.out"] & 0o007 == 0
+    assert list(job.logs(2).parent.glob(".ahead*")) == []
+
+
+def test_a_generation_that_runs_already_is_not_marked_as_made_ahead(tmp_path: Path) -> None:
+    job = JobDirectory(tmp_path)
+    starts(job, 2, (0,))
+    make_logs_ahead(job, 2, (8,))  # an agent that is late
+    assert not job.logs_ahead(2).exists()
+    assert job.worker_log(2, 8, "err").exists()
+
+
+def test_files_are_made_ahead_once_a_generation_trains_and_not_by_all_agents_at_once() -> None:
+    def due(slot: int, stepped_at: float) -> int:
+        logs = NextLogs(launch(generation=3, ranks=(8, 9), slot=slot, slots=1000), 100.0)
+        assert (logs.generation, logs.ranks) == (4, (8, 9))
+        return next(t for t in range(100, 1000) if logs.is_due(t, has_stepped=t >= stepped_at))
+
+    assert due(0, 107.0) == 107
+    assert due(500, 107.0) == 107 + SPREAD_S / 2
+    assert due(999, 107.0) <= 107 + SPREAD_S
+    assert due(0, 1e9) == 100 + NO_STEP_S  # its steps are not seen

@@ -60,6 +60,19 @@ def test_the_last_lines_of_rank_0_of_the_newest_generation(
     assert capsys.readouterr().out == "old\n"
 
 
+def test_a_generation_whose_files_were_only_made_ahead_is_passed_over(
+    job: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(job, "now\n")
+    write(job, "", generation=2)
+    job.logs_ahead(2).touch()
+    assert main(["logs", str(job.path)]) == 0
+    assert capsys.readouterr().out == "now\n"
+    job.logs_ahead(2).unlink()
+    assert main(["logs", str(job.path)]) == 0
+    assert "generation 2" in capsys.readouterr().err
+
+
 def test_a_damaged_journal_hides_no_output(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     write(job, "old\n")
     job.journal.write_bytes(b"garbage\n" + job.journal.read_bytes())

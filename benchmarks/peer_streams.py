@@ -1,0 +1,241 @@
+"""A copy to a peer over 1, 2, 4 and 8 connections, side by side, on links that hold each to a share.
+
+Two network namespaces are joined by a veth pair. One agent's sender and another one's server, as they are in
+agents, copy a snapshot until the peer has verified it. Links: ``plain``, one way of the whole rate, which one
+connection may fill; ``shared``, four ways of a quarter each, as a bond of four or paths of equal cost have:
+each connection goes one of them, by its port, and two may go the same; ``unlimited``, the veth pair alone,
+which shows what this machine can do. The delay is the kernel's netem, or where there is none a process that
+passes frames on later (:mod:`benchmarks.slow_wire`), for which the link has to be slower: with the product of
+rate and round trip kept, a connection needs the same window. Needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.checkpoint_ends import GENERATION, RUN
+from benchmarks.checkpoint_runs import SHARED_MEMORY
+from benchmarks.samples import Summary, interleaved
+from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.sender import PeerSender, RateLimit, SenderLaunch
+from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, TensorSpec
+from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder
+from slurm_robust.checkpoint.tiers import NodeTiers
+from slurm_robust.model.copies import Peer
+from slurm_robust.wire.copychannel import derive_key
+
+STREAMS = (1, 2, 4, 8)
+LINKS = ("plain", "shared", "unlimited")
+WAYS = 4
+# As many as a peer has buffers, so that none is made in the copy that is timed.
+WARM = 2
+LIMIT_S = 120.0
+_KEY = derive_key("benchmark")
+_ADDRESSES = ("10.99.0.1", "10.99.0.2")
+_LOOK_S = 0.001
+
+
+def main() -> int:
+    """Measure all links; ``send`` and ``receive`` are the two ends, each a process of its own."""
+    if sys.argv[1:2] == ["receive"]:
+        return receive(Path(sys.argv[2]))
+    if sys.argv[1:2] == ["send"]:
+        return send(Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    parser = common.parser(__doc__, reps=7)
+    parser.add_argument("--gbits", type=float, default=10.0, help="rate of the link, 10^9 bits per second")
+    parser.add_argument("--round-trip-ms", type=float, default=1.0)
+    parser.add_argument("--mb", type=int, default=250, help="of the snapshot, 10^6 bytes")
+    options = parser.parse_args()
+    has_netem = _kernel_has("netem")
+    results: dict[str, dict[str, object]] = {}
+    table = common.table(
+        f"Copy of {options.mb} MB to a peer, {options.gbits:g} Gb/s, round trip "
+        f"{options.round_trip_ms:g} ms, Gb/s: median (range), n={options.reps}",
+        "link",
+        *(f"{streams} stream{'s' * (streams > 1)}" for streams in STREAMS),
+    )
+    for link in LINKS:
+        with joined(link, options.gbits, options.round_trip_ms / 1e3, has_netem=has_netem) as names:
+            seconds = measure(names, options.mb, options.reps)
+        gbits = {n: Summary.of([options.mb * 8e-3 / s for s in found]) for n, found in seconds.items()}
+        table.add_row(link, *(gbits[streams].text() for streams in STREAMS))
+        results[link] = {"seconds": seconds, "Gb/s": {n: asdict(found) for n, found in gbits.items()}}
+    common.console().print(table)
+    facts = {"machine": common.machine(), "delay by": "netem" if has_netem else "slow_wire", "links": results}
+    print(common.write("peer_streams", facts | {"options": vars(options)}))
+    return 0
+
+
+def measure(names: tuple[str, str], mb: int, reps: int) -> dict[int, list[float]]:
+    """Seconds of each copy, by the number of connections."""
+    with ExitStack() as stack:
+        folders = [
+            stack.enter_context(tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="srobust-bench-"))
+            for _ in names
+        ]
+        receiver = stack.enter_context(_end(names[1], "receive", folders[1]))
+        assert receiver.stdout is not None
+        port = receiver.stdout.readline().strip()
+        sender = stack.enter_context(_end(names[0], "send", folders[0], port, str(mb * 10**6), str(reps)))
+        out, _ = sender.communicate(timeout=LIMIT_S * reps)
+        if sender.returncode:
+            raise common.BenchmarkFailed(f"the sender ended with {sender.returncode}")
+    found: dict[int, list[float]] = {}
+    for line in out.splitlines():
+        streams, seconds = line.split()
+        found.setdefault(int(streams), []).append(float(seconds))
+    return found
+
+
+# -- the two ends --------------------------------------------------------------------------------------
+
+
+def receive(folder: Path) -> int:
+    """An agent's server, until it is ended."""
+    memory = MemoryFolder.create(RUN, folder)
+    with socket.create_server((_ADDRESSES[1], 0)) as listener:
+        buffers = PeerBuffers(memory)
+        server = CopyServer(
+            listener, _KEY, run_id=RUN, parts=NodeTiers(memory), buffers=buffers, notes=Notes()
+        )
+        server.launch = GENERATION
+        print(listener.getsockname()[1], flush=True)
+        threading.Event().wait()
+    return 0
+
+
+def send(folder: Path, port: int, nbytes: int, reps: int) -> int:
+    """One sender for each number of connections, as each rank has one; a line for each copy."""
+    path = folder / "image"
+    buffer, steps, notes, pace = Buffer(path), iter(range(10**9)), Notes(), RateLimit(0.0)
+    senders = {}
+    for rank, streams in enumerate(STREAMS):
+        peer = Peer(rank=rank, node="n2", address=_ADDRESSES[1], port=port)
+        launch = SenderLaunch(RUN, GENERATION, None, streams)
+        senders[streams] = rank, PeerSender(peer, launch, _KEY, pace, notes)
+    for rep, streams in interleaved(STREAMS, WARM + reps):
+        rank, sender = senders[streams]
+        header = PartHeader(
+            run_id=RUN, layout="", generation=GENERATION, step=next(steps), rank=rank, world_size=len(STREAMS)
+        )
+        buffer.begin(header, [TensorSpec(dtype="uint8", shape=(nbytes,), nbytes=nbytes)], b"")
+        buffer.commit()
+        image = FoundImage(path=path, kind="own", header=header, nbytes=path.stat().st_size)
+        began = time.perf_counter()
+        sender.offer(image)
+        common.wait_for(
+            lambda sender=sender, header=header: sender.confirmed == header.checkpoint,  # type: ignore[misc]
+            LIMIT_S,
+            f"the peer has no copy ({notes.take()})",
+            _LOOK_S,
+        )
+        if rep >= WARM:
+            print(streams, time.perf_counter() - began, flush=True)
+    for _, sender in senders.values():
+        sender.stop()
+    buffer.close()
+    return 0
+
+
+@contextmanager
+def _end(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.peer_streams", *words]
+    process = subprocess.Popen(
+        command, cwd=common.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        common.end_group(process)
+
+
+# -- the link ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def joined(link: str, gbits: float, round_trip_s: float, *, has_netem: bool) -> Iterator[tuple[str, str]]:
+    """Two network namespaces with ``link`` between them; their names."""
+    names = f"srobust-{os.getpid()}-a", f"srobust-{os.getpid()}-b"
+    with ExitStack() as stack:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            stack.callback(_run, "ip", "netns", "del", name)
+        ends = ("netns", names[0], "type", "veth", "peer", "name", "net0", "netns", names[1])
+        _run("ip", "link", "add", "net0", *ends)
+        for name, address in zip(names, _ADDRESSES, strict=True):
+            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "net0")
+            _run("ip", "-n", name, "link", "set", "net0", "up")
+        if link != "unlimited":
+            if round_trip_s and not has_netem:
+                stack.enter_context(_slow_wire(names[0], round_trip_s / 2))
+            for name in names:
+                _limit(name, link, gbits, round_trip_s / 2 if has_netem else 0.0)
+        yield names
+
+
+def _limit(name: str, link: str, gbits: float, delay_s: float) -> None:
+    """Hold what leaves a namespace to the rate, as a whole or on each of the ways."""
+
+    def tc(words: str) -> None:
+        _run("ip", "netns", "exec", name, "tc", *words.split())
+
+    tc("qdisc add dev net0 root handle 1: htb default 10")
+    ways = WAYS if link == "shared" else 1
+    rate = f"{1000 * gbits / ways:.0f}mbit"
+    side = "sport" if name.endswith("a") else "dport"  # the port of the end that connects
+    for way in range(ways):
+        tc(f"class add dev net0 parent 1: classid 1:1{way} htb rate {rate} ceil {rate} burst 1mb cburst 1mb")
+        if delay_s:
+            tc(f"qdisc add dev net0 parent 1:1{way} netem delay {1e3 * delay_s:g}ms limit 100000")
+        if ways > 1:
+            place = f"match ip {side} {2 * way} 0x0006 flowid 1:1{way}"
+            tc(f"filter add dev net0 parent 1: protocol ip u32 {place}")
+
+
+@contextmanager
+def _slow_wire(name: str, delay_s: float) -> Iterator[None]:
+    script = Path(__file__).with_name("slow_wire.py")
+    command = ["ip", "netns", "exec", name, sys.executable, str(script), "net0", str(delay_s), "0"]
+    process = subprocess.Popen(command, start_new_session=True, text=True)
+    try:
+        inside = ["ip", "-n", name, "link", "show", "net0wire"]
+        common.wait_for(
+            lambda: subprocess.run(inside, capture_output=True).returncode == 0, 10.0, "the wire is not there"
+        )
+        time.sleep(0.5)  # its addresses follow
+        yield
+    finally:
+        common.end_group(process)
+
+
+def _kernel_has(discipline: str) -> bool:
+    """Whether this kernel has the queueing discipline."""
+    name = f"srobust-{os.getpid()}-try"
+    _run("ip", "netns", "add", name)
+    try:
+        command = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", discipline]
+        return subprocess.run([*command, "delay", "1ms"], capture_output=True).returncode == 0
+    finally:
+        _run("ip", "netns", "del", name)
+
+
+def _run(*words: str) -> None:
+    """Raises ``CalledProcessError``."""
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
