@@ -74,7 +74,8 @@ def main() -> int:
         table.add_row(link, *(gbits[streams].text() for streams in STREAMS))
         results[link] = {"seconds": seconds, "Gb/s": {n: asdict(found) for n, found in gbits.items()}}
     common.console().print(table)
-    facts = {"machine": common.machine(), "delay by": "netem" if has_netem else "slow_wire", "links": results}
+    delay_by = "nothing" if not options.round_trip_ms else "netem" if has_netem else "slow_wire"
+    facts = {"machine": common.machine(), "delay by": delay_by, "links": results}
     print(common.write("peer_streams", facts | {"options": vars(options)}))
     return 0
 
