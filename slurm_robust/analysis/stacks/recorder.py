@@ -91,20 +91,22 @@ def recorded(
         what = next((awaited[rank].what for rank in sorted(named) if rank in awaited), "a send or receive")
         doubt = "" if sure else " or have ended it before the others: they have nothing open"
         return Blamed(ranks=named, exact=bool(sure), reason=f"{_ranks(named)} did not come to {what}{doubt}")
-    if silent := frozenset().union(*(group.silent for group in stuck)):
+    whole = [group for group in stuck if not group.silent]
+    if begun := inside & frozenset().union(*(group.waiting for group in whole)):
+        reason = f"{_ranks(begun)} have all begun {whole[0].what} and none ends it"
+        return Blamed(ranks=begun, exact=False, reason=reason)
+    # Who is in a kernel of several waits for any of its peers.
+    facing = {rank for rank, peers in pairs.items() if len(peers) == 1 and rank in pairs.get(min(peers), ())}
+    silent = frozenset().union(*(group.silent for group in stuck))
+    if both := records.ends() or frozenset(facing if not silent | unheard else ()):
+        reason = f"{_ranks(both)} have begun to send to and receive from each other and do not end"
+        return Blamed(ranks=both, exact=False, reason=reason)
+    if silent:
         reason = (
             f"{_ranks(inside)} have begun {stuck[0].what}, which does not end, and no recorder answers of "
             f"{_ranks(silent)}, which belong to it"
         )
         return Blamed(ranks=silent, exact=False, reason=reason, silent=True)
-    if inside:
-        reason = f"{_ranks(inside)} have all begun {stuck[0].what} and none ends it"
-        return Blamed(ranks=inside, exact=False, reason=reason)
-    # Who is in a kernel of several waits for any of its peers.
-    facing = {rank for rank, peers in pairs.items() if len(peers) == 1 and rank in pairs.get(min(peers), ())}
-    if both := records.ends() or frozenset(facing if not unheard else ()):
-        reason = f"{_ranks(both)} have begun to send to and receive from each other and do not end"
-        return Blamed(ranks=both, exact=False, reason=reason)
     if unheard:
         reason = f"others wait to send to or receive from {_ranks(unheard)}, of which no recorder answers"
         return Blamed(ranks=unheard, exact=False, reason=reason, silent=True)

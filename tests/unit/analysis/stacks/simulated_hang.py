@@ -1,7 +1,8 @@
 """Trainings with NCCL at a standstill: one fault, and what all flight recorders then say.
 
 Hosts enqueue ahead of their GPUs; a GPU runs its main stream in order and the gradients of data parallelism
-on a second one. Everything that can go on goes on, until nothing can.
+on a second one. Everything that can go on goes on, until nothing can. Where states are sharded in groups
+within data parallelism (HSDP), the layout does not know of these groups.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+
+from msgspec import structs
 
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
@@ -28,6 +32,18 @@ class Fault(Enum):
     HOST = "the host enqueues no more"
     GPU = "the GPU hangs in a kernel of its own"
     NETWORK = "all have begun an operation and none ends it"
+
+
+class Backend(Enum):
+    """What carries out the operations, and what its recorder shows of them."""
+
+    TIMED = "nccl with timing"
+    UNTIMED = "nccl without timing"
+    HOOKED = "nccl2: open operations only, never started"
+
+    @property
+    def library(self) -> str:
+        return "nccl2" if self is Backend.HOOKED else "nccl"
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,8 @@ class Case:
     victim: int
     stop: int
     ahead: list[int]
-    is_timed: bool
+    backend: Backend
+    shards: int
     layers: int
     micros: int
     buckets: int
@@ -66,8 +83,14 @@ class Case:
         world = tuple(range(self.layout.world_size))
         self.groups = {"": dict.fromkeys(world, world)} | {
             name: {r: group for group in self.layout.groups(name) for r in group}
-            for name in ("tp", "pp", "dp")
+            for name in ("tp", "ep", "pp", "dp")
         }
+        data = self.groups["dp"]
+        blocks = {r: data[r].index(r) // self.shards for r in world}
+        self.groups["shard"] = {
+            r: data[r][b * self.shards : (b + 1) * self.shards] for r, b in blocks.items()
+        }
+        self.groups["replica"] = {r: data[r][data[r].index(r) % self.shards :: self.shards] for r in world}
         sizes = dict(self.layout.sizes)
         self.programs = [self._program(stage, sizes["pp"]) for stage in range(sizes["pp"])]
         self.program_of = [self.programs[self.layout.coordinates(r)["pp"]] for r in world]
@@ -81,10 +104,17 @@ class Case:
             for p in self.programs
         }
 
+    @cached_property
+    def standstill(self) -> Machine:
+        return Machine(self)
+
     def _program(self, stage: int, stages: int) -> list[Call]:
         """One step: all micro batches forward, all backward, gradients beside, one call of the world."""
         sizes = dict(self.layout.sizes)
-        layers = [Call("tp")] * self.layers if sizes["tp"] > 1 else []
+        layer = [Call("shard")] if self.shards > 1 else []
+        layer += [Call(name) for name in ("tp", "ep") if sizes[name] > 1]
+        layers = layer * self.layers
+        across = "replica" if self.shards > 1 else "dp"
         found: list[Call] = []
         for _ in range(self.micros):
             found += [Call("recv", -1)] if stage > 0 else []
@@ -92,7 +122,8 @@ class Case:
             found += [Call("send", 1)] if stage < stages - 1 else []
         for micro in range(self.micros):
             found += [Call("recv", 1)] if stage < stages - 1 else []
-            gradients = [Call("dp", is_beside=True)] if sizes["dp"] > 1 and micro == self.micros - 1 else []
+            is_last = sizes["dp"] > self.shards and micro == self.micros - 1
+            gradients = [Call(across, is_beside=True)] if is_last else []
             for bucket in range(self.buckets):
                 found += layers[bucket :: self.buckets] + gradients
             found += [Call("send", -1)] if stage > 0 else []
@@ -196,12 +227,22 @@ class Machine:
 
 def stacks(case: Case) -> list[RankStacks]:
     """What all ranks show at the standstill, but for those on nodes that do not answer."""
-    machine = Machine(case)
-    return [
-        rank(r, case.places[r], collectives=() if r in case.mute else _records(machine, r))
-        for r in range(case.layout.world_size)
-        if r not in case.missing
-    ]
+    machine = case.standstill
+    answering = [r for r in range(case.layout.world_size) if r not in case.missing]
+    return [_silent(case, r) if r in case.mute else _heard(machine, r) for r in answering]
+
+
+def _silent(case: Case, r: int) -> RankStacks:
+    return rank(r, case.places[r])
+
+
+def _heard(machine: Machine, r: int) -> RankStacks:
+    case, records = machine.case, _records(machine, r)
+    shown = {record.recorded_as for record in records}
+    called = {call.what if not call.peer else "pp" for call in case.program_of[r]}
+    names = [f"{case.backend.library}:{kind}{case.groups[kind][r][0]}" for kind in sorted(called)]
+    idle = tuple(name for name in names if name not in shown)
+    return structs.replace(rank(r, case.places[r], collectives=records), idle=idle)
 
 
 def _records(machine: Machine, r: int) -> list[Collective]:
@@ -213,68 +254,76 @@ def _records(machine: Machine, r: int) -> list[Collective]:
         if not machine.is_done(r, index):
             heads.setdefault("p2p" if call.peer else call.what, index)
     found = [_record(machine, r, index, enqueued) for index in heads.values()]
-    for kind in ("tp", "dp", ""):
+    for kind in ("tp", "ep", "dp", "shard", "replica", ""):
         count = case.number(r, enqueued, kind)
-        if kind not in heads and count:
-            group = case.groups[kind][r]
-            found.append(_collective(kind, group, count - 1, "completed", count - 1))
+        if kind not in heads and count and case.backend is not Backend.HOOKED:
+            found.append(_collective(case, kind, r, count - 1, "completed", count - 1))
     return found
 
 
 def _record(machine: Machine, r: int, index: int, enqueued: int) -> Collective:
     case, call = machine.case, machine.case.call(r, index)
-    state = "started" if case.is_timed and index in machine.started[r] else "scheduled"
+    state = "started" if case.backend is Backend.TIMED and index in machine.started[r] else "scheduled"
     if not call.peer:
         newest = case.number(r, enqueued, call.what) - 1
-        return _collective(call.what, case.groups[call.what][r], case.number(r, index), state, newest)
+        return _collective(case, call.what, r, case.number(r, index), state, newest)
     pipeline = case.groups["pp"][r]
     own = pipeline.index(r)
     arrow = "->" if call.what == "send" else "<-"
     return Collective(
         group=f"pp{pipeline[0]}:p2p",
         sequence=index,
-        operation=f"nccl:{call.what} {own}{arrow}{own + call.peer}",
+        operation=f"{case.backend.library}:{call.what} {own}{arrow}{own + call.peer}",
         state=state,
         ranks=pipeline,
     )
 
 
-def _collective(kind: str, group: tuple[int, ...], number: int, state: str, newest: int) -> Collective:
-    name = f"{kind}{group[0]}"
-    operation = f"nccl:{'all_reduce' if kind != 'dp' else '_reduce_scatter_base'}"
+_OPERATIONS = {
+    "dp": "_reduce_scatter_base", "replica": "all_reduce", "shard": "_all_gather_base", "ep": "all_to_all"
+}  # fmt: skip
+
+
+def _collective(case: Case, kind: str, r: int, number: int, state: str, newest: int) -> Collective:
+    group = case.groups[kind][r]
     return Collective(
-        group=name, sequence=number, operation=operation, state=state, ranks=group, enqueued=newest
+        group=f"{kind}{group[0]}",
+        sequence=number + 1,  # torch counts from 1
+        operation=f"{case.backend.library}:{_OPERATIONS.get(kind, 'all_reduce')}",
+        state=state,
+        ranks=group,
+        enqueued=newest + 1,
     )
 
 
-def draw(seed: int, most: int = 1024, *, is_timed: bool = True) -> Case:
-    """A case; the same for the same seed."""
+def draw(seed: int, most: int = 1024, *, backend: Backend = Backend.TIMED) -> Case:
+    """A case; the same for the same seed. In half of them all recorders are heard, in some most are not."""
     rnd = random.Random(seed)
     while True:
         tp, pp = rnd.choice((1, 2, 4, 8)), rnd.choice((1, 1, 2, 4, 8))
-        dp = rnd.choice((1, 2, 4, 8, 16, 32, 64))
-        world = tp * pp * dp
+        ep, dp = rnd.choice((1, 1, 1, 2, 4)), rnd.choice((1, 2, 4, 8, 16, 32, 64))
+        world = tp * ep * pp * dp
         if PER_NODE <= world <= most and world % PER_NODE == 0:
             break
-    order = rnd.choice(("tp-pp-dp", "tp-dp-pp"))
-    layout = ParallelLayout.fit(world, PER_NODE, {"tp": tp, "pp": pp}, order)
+    order = rnd.choice(("tp-ep-pp-dp", "tp-ep-dp-pp"))
+    layout = ParallelLayout.fit(world, PER_NODE, {"tp": tp, "ep": ep, "pp": pp}, order)
     victim = rnd.randrange(world)
     micros = rnd.choice((1, 2, 4))
-    nodes = world // PER_NODE
-    silent = rnd.sample(range(nodes), rnd.choice((0, 0, 0, 1, nodes // 10)) % max(1, nodes))
+    mute, silent_nodes = _silence(rnd, world)
     case = Case(
         layout=layout,
         fault=rnd.choice(tuple(Fault)),
         victim=victim,
         stop=0,
         ahead=_ahead(rnd, world),
-        is_timed=is_timed,
+        backend=backend,
+        shards=rnd.choice([size for size in (1, 1, 2, 4, 16) if dp % size == 0]),
         layers=rnd.choice((1, 2, 4)),
         micros=micros,
         buckets=rnd.choice((1, 2)),
         waits_at_end=rnd.random() < 0.5,
-        missing=frozenset(r for node in silent for r in range(node * PER_NODE, (node + 1) * PER_NODE)),
-        mute=frozenset(r for r in range(world) if rnd.random() < rnd.choice((0, 0, 0.05))),
+        missing=frozenset(r for r in range(world) if r // PER_NODE in silent_nodes),
+        mute=mute,
         places=[_place(rnd) for _ in range(world)],
     )
     # In the second step or the third: a rank without any record is one of which nothing is known.
@@ -283,6 +332,19 @@ def draw(seed: int, most: int = 1024, *, is_timed: bool = True) -> Case:
     if case.fault is Fault.HOST and rnd.random() < 0.5:
         case.places[victim] = DATA
     return case
+
+
+def _silence(rnd: random.Random, world: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Ranks whose recorder does not answer, by chance or all of some nodes; and nodes that do not answer."""
+    nodes = range(world // PER_NODE)
+    share = rnd.choice((0, 0, 0, 0, 0, 0.02, 0.1, 0.3, 0.6, 1))
+    if rnd.random() < 0.5:
+        mute = frozenset(r for r in range(world) if rnd.random() < share)
+    else:
+        wedged = {node for node in nodes if rnd.random() < share}
+        mute = frozenset(r for r in range(world) if r // PER_NODE in wedged)
+    missing = rnd.sample(nodes, rnd.choice((0, 0, 0, 1, len(nodes) // 10)) % max(1, len(nodes)))
+    return mute, frozenset(missing)
 
 
 def _ahead(rnd: random.Random, world: int) -> list[int]:
