@@ -193,31 +193,32 @@ class _Records:
         """Without those of sends and receives, which have no common count of operations."""
         self.pairs: dict[int, frozenset[int]] = {}
         """Whom each rank waits for that is in a send or receive; empty if that is not known."""
-        self._in: dict[int, Collective] = {}  # the send or receive that each of these is in
-        self._libraries: defaultdict[int, set[str]] = defaultdict(
-            set
-        )  # of a rank: it has operations of these
-        self._whole: defaultdict[int, set[str]] = defaultdict(set)  # and some that have ended
-        self._mentioned: defaultdict[int, set[str]] = defaultdict(set)  # groups that its recorders know
-        self._open: defaultdict[_Key, set[int]] = defaultdict(
-            set
-        )  # ranks with sends or receives that are open
+        # By rank: the send or receive it is in; the libraries whose recorders have shown operations, and those
+        # that have ended; the groups in which nothing but sends or receives may be open.
+        self._in: dict[int, Collective] = {}
+        self._libraries: defaultdict[int, set[str]] = defaultdict(set)
+        self._whole: defaultdict[int, set[str]] = defaultdict(set)
+        self._mentioned: defaultdict[int, set[str]] = defaultdict(set)
+        # By group: the ranks with sends or receives that are open.
+        self._open: defaultdict[_Key, set[int]] = defaultdict(set)
         timed = _timed(stacks)
         for stack in stacks:
             rank = stack.rank
             self._mentioned[rank].update(stack.idle)
             for record, is_in in _places(stack.collectives, timed):
                 key = record.key
-                self._libraries[rank].add(record.library)
-                self._mentioned[rank].add(record.recorded_as)
+                library = key[-1]
+                self._libraries[rank].add(library)
                 if record.state == _COMPLETED:
-                    self._whole[rank].add(record.library)
+                    self._whole[rank].add(library)
                 if _POINT_TO_POINT.search(record.operation):
+                    self._mentioned[rank].add(record.recorded_as)
                     self._open[key].update([rank] if record.state != _COMPLETED else [])
                     if is_in:
                         self.pairs[rank], self._in[rank] = _peers(record), record
                     continue
-                group = self.groups.setdefault(key, _Group(record))
+                if (group := self.groups.get(key)) is None:
+                    group = self.groups[key] = _Group(record)
                 before = group.places.get(rank)
                 if before is None or before.record.newest < record.newest:
                     group.places[rank] = _Place(record=record, is_in=is_in)

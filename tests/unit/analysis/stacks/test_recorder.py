@@ -363,19 +363,23 @@ def test_a_stage_that_is_not_heard_is_named_as_silent_and_none_of_its_neighbours
 SHARDS = ParallelLayout.fit(64, 8, {}, "dp")
 
 
+def shards() -> list[RankStacks]:
+    """Four shard groups of two nodes: one operation of the first does not end, and all others wait for it."""
+    found = []
+    for number in range(64):
+        shard, place = divmod(number, 16)
+        state, behind = ("started", "scheduled") if shard == 0 else ("completed", "started")
+        own = record(91, group=f"s{shard}", ranks=tuple(range(shard * 16, shard * 16 + 16)), state=state)
+        ahead = record(46, group=f"r{place}", ranks=tuple(range(place, 64, 16)), state=behind)
+        found.append(rank(number, COMPUTE, collectives=(own, ahead)))
+    return found
+
+
 def hybrid_shards(
     silent: Collection[int], *, gone: Collection[int] = (), moving: bool = False
 ) -> Localisation:
-    """Four shard groups of two nodes: one operation of the first does not end, and all others wait for it."""
-    given = []
-    for number in range(64):
-        shard, place = divmod(number, 16)
-        ranks, replicas = tuple(range(shard * 16, shard * 16 + 16)), tuple(range(place, 64, 16))
-        inside = shard == 0
-        own = record(91, group=f"s{shard}", ranks=ranks, state="started" if inside else "completed")
-        ahead = record(46, group=f"r{place}", ranks=replicas, state="scheduled" if inside else "started")
-        if number not in gone:
-            given.append(rank(number, COMPUTE, collectives=() if number in silent else (own, ahead)))
+    """The same, where some recorders, or agents, do not answer."""
+    given = [rank(s.rank, COMPUTE) if s.rank in silent else s for s in shards() if s.rank not in gone]
     return localise(given, SHARDS, tuple(gone), moving=moving)
 
 
@@ -395,6 +399,45 @@ def test_with_all_recorders_heard_it_is_the_groups_communication() -> None:
     found = hybrid_shards(())
     assert (found.exact, found.silent) == (False, False)
     assert "ranks 0-15 have all begun nccl:all_reduce 91 of group s0 and none ends it" in found.reason
+
+
+def test_what_all_of_a_group_have_begun_goes_before_the_silence_in_another() -> None:
+    """Ranks 16 to 31 stand in their own operation, too, and all of them are heard."""
+    own = record(5, group="ep", ranks=tuple(range(16, 32)))
+    given = [
+        structs.replace(stack, collectives=(own, structs.replace(stack.collectives[1], state="scheduled")))
+        if 16 <= stack.rank < 32
+        else structs.replace(stack, collectives=() if stack.rank == 11 else stack.collectives)
+        for stack in shards()
+    ]
+    found = localise(given, SHARDS)
+    assert "ranks 16-31 have all begun nccl:all_reduce 5 of group ep and none ends it" in found.reason
+    assert not found.silent
+
+
+def test_both_ends_of_a_send_go_before_the_silence_of_another_stage() -> None:
+    ranks = tuple(range(8))
+    waits = {1: "recv 1<-0", 2: "send 2->3", 3: "recv 3<-2", 4: "recv 4<-3", 5: "recv 5<-4", 7: "recv 7<-6"}
+    given = [
+        rank(n, COMPUTE, collectives=(record(5, group="pp:p2p", operation=f"nccl:{waits[n]}", ranks=ranks),))
+        if n in waits
+        else rank(n, COMPUTE)
+        for n in ranks
+    ]
+    assert "ranks 2-3 have begun to send to and receive from each other" in localise(given, PIPELINE).reason
+    # Two that only send to each other may have other partners in the same kernel.
+    both_send = {**waits, 3: "send 3->2"}
+    given = [
+        structs.replace(
+            s,
+            collectives=tuple(
+                structs.replace(c, operation=f"nccl:{both_send[s.rank]}") for c in s.collectives
+            ),
+        )
+        for s in given
+    ]
+    found = localise(given, PIPELINE)
+    assert "others wait to send to or receive from ranks 0,6, of which no recorder answers" in found.reason
 
 
 def test_silence_says_nothing_of_who_is_slow() -> None:
