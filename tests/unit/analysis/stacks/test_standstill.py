@@ -82,9 +82,8 @@ def rates(backend: Backend, cases: int, most: int) -> None:
     total = Counter(judgement for *_, judgement in counts.elements())
     known = [judgement for _, is_known, judgement in counts.elements() if is_known]
     right, innocent = known.count(Judgement.RIGHT) / len(known), total[Judgement.INNOCENT] / cases
-    print(
-        f"\n{backend.value}: {cases} cases, right {right:.1%} of {len(known)} that can be known, an innocent exactly {innocent:.2%}"
-    )
+    print(f"\n{backend.value}: {cases} cases, an innocent exactly {innocent:.2%},")
+    print(f"right {right:.1%} of {len(known)} that can be known")
     for fault in Fault:
         print(f"  {fault.value}")
         for told, of in (("can be known", True), ("cannot", False)):
