@@ -21,6 +21,7 @@ from tests.unit.engine.stories import (
     controller_of,
     evicted,
     gets_on,
+    node_tests,
     notes,
     opened,
     sent,
@@ -137,6 +138,42 @@ def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault(re
     assert evicted(sim) == set()
     assert verdicts(sim) == [inc.Blame.NOBODY, inc.Blame.NOBODY, inc.Blame.CODE]
     assert "it was the same on n2" in sim.events(ev.Decided)[-1].reason
+
+
+def hangs_unheard(sim: Sim, rank: int) -> None:
+    """No recorder of this rank answers; three others stand in an operation with it, four wait for those."""
+    inside = (rank, *(n for n in range(4) if n != rank))[:4]
+    place = {n: sim.rank(n).node for n in range(8)}
+
+    def open_in(group: str, ranks: tuple[int, ...], state: str = "started") -> Collective:
+        operation = "nccl:all_reduce"
+        return Collective(group=group, sequence=9, operation=operation, state=state, ranks=ranks)
+
+    for n in range(8):
+        pair = (n % 4, n % 4 + 4)
+        ahead = open_in(f"b{n % 4}", pair, "scheduled" if n in inside else "started")
+        found = (open_in("a", tuple(sorted(inside))), ahead) if n in inside else (ahead,)
+        stacks = with_cpu(doing(n, place[n], "main@train.py"), 5.0)
+        shown = structs.replace(stacks, collectives=() if n == rank else found)
+        sim.rank(n).shows = lambda _, shown=shown: shown
+    sim.hang_rank(rank, shows=sim.rank(rank).shows)
+
+
+def test_where_a_silent_recorder_moves_with_the_rank_the_nodes_are_tested_and_nobody_is_convicted() -> None:
+    sim = trained(8, 1)
+    nodes = []
+    for step in (10, 10, 10):
+        comes_to(sim, step)
+        nodes.append(sim.rank(1).node)
+        assert node_tests(sim) == []
+        hangs_unheard(sim, 1)
+        starts_again(sim)
+    assert nodes == ["n2", "n2", "n9"], "in place, then on the standby"
+    places = [d.place for d in sim.events(ev.Decided) if d.place is not None]
+    assert [(place.ranks, place.silent) for place in places[:3]] == [((1,), True)] * 3
+    assert len(node_tests(sim)) == 1
+    assert (sim.code, evicted(sim)) == (None, set())
+    assert set(verdicts(sim)) == {inc.Blame.NOBODY}
 
 
 def test_two_nodes_exchange_their_slots_after_a_second_hang_without_a_standby() -> None:
