@@ -193,8 +193,8 @@ class _Records:
         """Without those of sends and receives, which have no common count of operations."""
         self.pairs: dict[int, frozenset[int]] = {}
         """Whom each rank waits for that is in a send or receive; empty if that is not known."""
-        # By rank: the send or receive it is in; the libraries whose recorders have shown operations, and those
-        # that have ended; the groups in which nothing but sends or receives may be open.
+        # By rank: the send or receive it is in; the libraries whose recorders show operations, and which
+        # of them show some that have ended; the groups in which nothing but sends or receives may be open.
         self._in: dict[int, Collective] = {}
         self._libraries: defaultdict[int, set[str]] = defaultdict(set)
         self._whole: defaultdict[int, set[str]] = defaultdict(set)
