@@ -49,6 +49,8 @@ def folder() -> Iterator[Path]:
 def box(sandboxes: Callable[..., Sandbox], folder: Path) -> Sandbox:
     lines = (f"PlugStackConfig={folder}/plugstack.conf", f"Prolog={folder}/prolog.sh")
     box = sandboxes(nodes=2, accounting=False, slurm_conf_lines=lines)
+    if box.exec(["unshare", "--user", "true"], user=USER, check=False).returncode:
+        pytest.skip("this kernel gives ordinary users no user namespaces (user.max_user_namespaces)")
     python = "".join(f"bind {path}\n" for path in python_paths())
     search = f"env PATH={os.path.dirname(sys.executable)}\n"
     inside = f"link /inside {sys.prefix}\n"
