@@ -83,12 +83,15 @@ def match(
     where: Mapping[str, str],
     order: Callable[[str, str], Any],
     in_use: frozenset[str] = frozenset(),
+    *,
+    only_own: bool = False,
 ) -> dict[str, str]:
     """Return which of ``others`` takes the place of each of ``nodes``, until either is used up.
 
     One of the same domain comes first. The nodes of a domain that has too few of them go to as few other
     domains as possible: those that are not ``in_use`` first, then those with the most left. Among equal ones
-    ``order`` of the node and the other decides, then the order of ``others``.
+    ``order`` of the node and the other decides, then the order of ``others``. ``only_own``: none goes to
+    another domain.
     """
     left, found = list(others), {}
 
@@ -100,7 +103,7 @@ def match(
     for node in nodes:
         if node in where and any(where.get(other) == where[node] for other in left):
             take(node, where[node])
-    alone = [node for node in nodes if node not in found]
+    alone = [node for node in nodes if node not in found and not only_own]
     for home in dict.fromkeys(where.get(node, "") for node in alone):
         group = [node for node in alone if where.get(node, "") == home]
         for number, node in enumerate(group):

@@ -114,7 +114,11 @@ def leave_drained(
     moved = {action.node for action in actions if isinstance(action, Replace | Evict)}
     slots = [node for node in state.world.slots if node in state.drained and node not in moved]
     standbys = [node for node in _heard(state, state.drained) if node not in taken]
-    pairs = pair(state, slots, standbys, rules.leaves)
+    # A drained node works, and its NVLink to others is worth more than to leave it now.
+    where = domains(state, rules.leaves) if shares_cliques(state) else {}
+    near = [node for node in slots if any(where.get(one) == where.get(node) for one in standbys)]
+    found = pair(state, near, standbys, rules.leaves)
+    pairs = [(node, standby) for node, standby in found if where.get(node) == where.get(standby)]
     added = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
     at = next(i for i, action in enumerate(actions) if isinstance(action, Restart))
     texts = [
@@ -146,7 +150,10 @@ def _replace(
 ) -> tuple[tuple[Action, ...], str]:
     cleared = fault.cleared or ()
     # Nodes that may not keep their slot get a standby first, then the most suspect.
-    places = sorted((node for node in nodes if node in state.world.slots), key=lambda node: node in cleared)
+    places = [node for node in nodes if node in state.world.slots]
+    must = [node for node in places if node not in cleared]
+    own = match(must, standbys, domains(state, rules.leaves), lambda node, one: 0, only_own=True)
+    places.sort(key=lambda node: (node in cleared, node in must and node not in own))
     standbys = _within_cliques(state, places, standbys, rules)
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):

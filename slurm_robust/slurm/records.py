@@ -174,7 +174,8 @@ class SlurmJob(Record):
     """What ``--ntasks-per-node`` asks for, else 0."""
 
     segment: int = 0
-    """What ``--segment`` asks for (topology/block), 0 for none; Slurm shows it from 25.05 on."""
+    """What ``--segment`` asks for (topology/block), 0 for none; Slurm shows it from 25.05 on. Earlier ones
+    tell it by the batch script and by slurmdbd only."""
 
     cpus_per_task: int = 1
     excluded_nodes: tuple[str, ...] = ()

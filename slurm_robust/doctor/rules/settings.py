@@ -35,6 +35,15 @@ def sizes_in(facts: Facts) -> Sizes:
     return sizes_of(nodes, nodes=config.nodes, spares=config.spares, before=None, later_run=False)
 
 
+def _imex_channels(facts: Facts) -> str:
+    companions = facts.config.companions
+    borrows = companions.reservation is not None or companions.partition
+    own = facts.setting("SwitchType").endswith("/nvidia_imex")
+    if not borrows or companions.without_nvlink or not own:
+        return ""
+    return "SwitchType is switch/nvidia_imex: each job, so each companion, has an IMEX channel of its own"
+
+
 def _spares(facts: Facts) -> str:
     spares = known(facts.configured, "a configuration").spares
     if not spares:
@@ -104,6 +113,14 @@ RULES = (
             and name not in known(facts.reservations, "reservations")
             else ""
         ),
+    ),
+    note(
+        name="settings.imex_channels",
+        needs=("slurm",),
+        why="a lent node cannot import memory of the job's GPUs: with NVLink between nodes none is lent",
+        fix="ask for spares, or set companions.without_nvlink if NVLink is used within nodes only",
+        source="slurm.conf(5) SwitchParameters, imex_channel_count; docs/spares.md",
+        judge=_imex_channels,
     ),
     note(
         name="settings.memory",

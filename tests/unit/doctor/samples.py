@@ -267,6 +267,11 @@ BAD: dict[str, tuple[Change, ...]] = {
     "settings.reservation": (
         lambda facts: config("companions", reservation="spare")(fact(reservations=("spares",))(facts)),
     ),
+    "settings.imex_channels": (
+        lambda facts: config("companions", reservation="spares")(
+            slurm(SwitchType="switch/nvidia_imex")(fact(reservations=("spares",))(facts))
+        ),
+    ),
     "settings.memory": (config("checkpoint", memory=False),),
     "settings.peers": (config("checkpoint", peers=False),),
     "settings.hang": (config("detect", hang=False),),

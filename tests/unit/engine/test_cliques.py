@@ -169,3 +169,13 @@ def test_a_job_whose_segments_have_no_room_waits_and_hangs_nowhere() -> None:
     sim.slurm.set_excluded_nodes(sim.job_id, ())
     sim.run_until(lambda: sim.runs == 2 and sim.step >= 5, within_s=900.0)
     assert cliques(sim) == ["rack1"] * 4 + ["rack2"] * 4
+
+
+def test_a_drained_tray_is_not_left_for_one_of_another_rack() -> None:
+    sim = racked((4, 0), (4, 1))
+    sim.slurm.drain(["n2", "n7"], "bad fan")
+    sim.run_until(lambda: set(sim.state.drained) == {"n2", "n7"}, within_s=200.0)
+    sim.kill_rank(1)
+    gets_on(sim, 2)
+    assert "n2" in sim.state.world.slots, "it works, and NVLink to the rest of its rack does, too"
+    assert "n7" not in sim.state.world.slots

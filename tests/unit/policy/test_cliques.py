@@ -220,6 +220,14 @@ def test_a_standby_that_another_job_lends_does_not_leave_its_clique() -> None:
     assert Replace(node="a02", standby="b05") in allowed
 
 
+def test_of_two_lost_nodes_the_one_whose_clique_has_a_standby_gets_it() -> None:
+    state = known((*rack("a", 1, 4), *rack("b", 1, 4)), ("b05",))
+    verdict = convict(("a02", "b02"), reserved(), rung=1, reason="dead", kind=FaultKind.NODE)
+    (action,) = replace_nodes(state, verdict, FAULT, reserved())[0]
+    assert isinstance(action, Borrow)
+    assert (action.nodes, action.near) == (1, ("a02",))
+
+
 def test_standbys_are_replaced_in_the_cliques_that_have_the_fewest() -> None:
     state = known((*rack("a", 1, 4), *rack("b", 1, 4)), ("a05",))
     assert [node[0] for node in short_of_standbys(state, reserved(), 3)] == ["b", "a", "b"]
