@@ -338,14 +338,14 @@ def test_a_restart_opens_output_files_that_its_agent_has_made_ahead(make_job: Ma
     controller = job.controller()
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.ready)
-    controller.launch("n1", 1, (0, 1))
+    controller.launch("n1", 1, (0, 1), world=128)
     ahead = [job.job.worker_log(2, rank, stream) for rank in (0, 1) for stream in ("out", "err")]
     controller.wait_for("n1", lambda _: all(path.exists() for path in ahead))
     before = {path: path.stat().st_ino for path in ahead}
     assert job.job.logs_ahead(2).exists()
     controller.stop("n1", 1, grace_s=0.1)
     controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
-    controller.launch("n1", 2, (0, 1))
+    controller.launch("n1", 2, (0, 1), world=128)
     controller.wait_for("n1", lambda b: b.generation == 2 and all_stepped(b))
     assert {path: path.stat().st_ino for path in job.job.logs(2).rglob("*")} == before
 

@@ -7,6 +7,7 @@ from typing import NoReturn
 import pytest
 
 from slurm_robust.agent.folders import (
+    FEW_RANKS,
     NO_STEP_S,
     SPREAD_S,
     EpochRead,
@@ -143,7 +144,8 @@ def test_a_generation_that_runs_already_is_not_marked_as_made_ahead(tmp_path: Pa
 
 def test_files_are_made_ahead_once_a_generation_trains_and_not_by_all_agents_at_once() -> None:
     def due(slot: int, stepped_at: float) -> int:
-        logs = NextLogs(launch(generation=3, ranks=(8, 9), slot=slot, slots=1000), 100.0)
+        order = launch(generation=3, ranks=(8, 9), world_size=2000, slot=slot, slots=1000)
+        logs = NextLogs(order, 100.0)
         assert (logs.generation, logs.ranks) == (4, (8, 9))
         return next(t for t in range(100, 1000) if logs.is_due(t, has_stepped=t >= stepped_at))
 
@@ -151,3 +153,9 @@ def test_files_are_made_ahead_once_a_generation_trains_and_not_by_all_agents_at_
     assert due(500, 107.0) == 107 + SPREAD_S / 2
     assert due(999, 107.0) <= 107 + SPREAD_S
     assert due(0, 1e9) == 100 + NO_STEP_S  # its steps are not seen
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(FEW_RANKS, False), (FEW_RANKS + 1, True)])
+def test_a_small_job_has_no_files_of_a_generation_that_may_never_be(ranks: int, expected: bool) -> None:
+    logs = NextLogs(launch(world_size=ranks), 100.0)
+    assert logs.is_due(1e6, has_stepped=True) is expected
