@@ -75,7 +75,7 @@ class Collective(Record):
     enqueued: int = -1
     """The newest number, -1 for ``sequence``: with NCCL the host runs ahead of its GPU."""
     peers: tuple[int, ...] = ()
-    """Places in the group of those to whom one kernel of several sends and receives goes."""
+    """Places in the group of those to whom one kernel of several sends and receives goes, or may go."""
 
     @property
     def key(self) -> tuple[str, int, int, str]:

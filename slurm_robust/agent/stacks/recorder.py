@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,9 @@ HANDLERS = {
     "nccl": "dump_nccl_trace_json",
 }
 """Where each library's recorder answers."""
+
+_HOOKED = ("nccl2", "nccl-lazy")
+"""Their recorders do not show which sends and receives are one kernel."""
 
 _COMPLETED = "completed"
 _PEER = re.compile(r"(?:->|<-)\s*(\d+)")
@@ -127,8 +131,11 @@ def parse(dump: bytes, library: str) -> Recorded:
             oldest.setdefault(group, number)
     # Dictionaries keep the order: what has not completed as it was enqueued, then the rest.
     at = oldest | {group: newest[group] for group in newest if group not in oldest}
+    open_: defaultdict[str, list[_Entry]] = defaultdict(list)
+    for (group, _), operation in operations.items() if library in _HOOKED else ():
+        open_[group] += operation.entries if operation.state != _COMPLETED else []
     collectives = tuple(
-        operations[group, number].collective(group, newest[group], found.pg_config)
+        operations[group, number].collective(group, newest[group], found.pg_config, open_[group])
         for group, number in at.items()
         if group in oldest or not operations[group, number].is_p2p
     )
@@ -156,13 +163,15 @@ class _Operation:
     def state(self) -> str:
         return _state(self.entries[-1])
 
-    def collective(self, group: str, newest: int, groups: dict[str, _Group]) -> Collective:
+    def collective(
+        self, group: str, newest: int, groups: dict[str, _Group], together: Sequence[_Entry]
+    ) -> Collective:
+        """Return how far the group is; ``together``: what may be one kernel with this, if none is shown."""
         first, last = self.entries[0], self.entries[-1]
         # Of several sends and receives in one kernel there is one operation, with several peers.
         several = self.is_p2p and len(self.entries) > 2
-        peers = (
-            {int(peer) for e in self.entries for peer in _PEER.findall(e.profiling_name)} if several else ()
-        )
+        kernel = together or self.entries if self.is_p2p else ()
+        peers = {int(peer) for entry in kernel for peer in _PEER.findall(entry.profiling_name)}
         return Collective(
             group=group,
             sequence=last.p2p_seq_id if self.is_p2p else last.collective_seq_id,
@@ -170,7 +179,7 @@ class _Operation:
             state=self.state,
             ranks=_ranks(groups, last.process_group),
             enqueued=newest,
-            peers=tuple(sorted(peers)),
+            peers=tuple(sorted(peers)) if several or len(peers) > 1 else (),
         )
 
 

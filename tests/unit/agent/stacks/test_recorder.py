@@ -131,6 +131,20 @@ def test_of_a_kernel_of_several_sends_and_receives_the_peers_are_told() -> None:
     assert (alone.operation, alone.peers) == ("nccl:send 1->2", ())
 
 
+def test_sends_and_receives_of_which_no_kernel_is_shown_may_be_one() -> None:
+    """The hooks of the newer backends record each by itself, and no kernel."""
+    names = ("nccl2:recv 1<-3", "nccl2:send 1->2", "nccl2:recv 1<-0")
+    states = ("completed", "scheduled", "scheduled")
+    given = [
+        entry(n, state, name=name, p2p=True)
+        for n, (name, state) in enumerate(zip(names, states, strict=True), 1)
+    ]
+    (found,) = recorder.parse(dump(given), "nccl2").collectives
+    assert (found.operation, found.sequence, found.peers) == ("nccl2:send 1->2", 2, (0, 2))
+    (alone,) = recorder.parse(dump(given[:2]), "nccl2").collectives
+    assert alone.peers == ()
+
+
 def test_a_group_in_which_nothing_is_open_is_idle() -> None:
     groups = {"0": ("default_pg", (0, 1)), "7": ("mesh_pp", (0, 1)), "8": ("mesh_dp", (0, 1))}
     given = [
