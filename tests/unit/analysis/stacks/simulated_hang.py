@@ -48,10 +48,10 @@ class Backend(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """One operation of a rank's program; ``peer`` is the stage that a send or receive goes to (+1 or -1)."""
+    """One operation of a rank's program; ``peers``: stages that are sent to or received from (-1, 1)."""
 
     what: str
-    peer: int = 0
+    peers: tuple[int, ...] = ()
     is_beside: bool = False
 
 
@@ -70,6 +70,7 @@ class Case:
     ahead: list[int]
     backend: Backend
     shards: int
+    is_batched: bool
     layers: int
     micros: int
     buckets: int
@@ -115,18 +116,22 @@ class Case:
         layer += [Call(name) for name in ("tp", "ep") if sizes[name] > 1]
         layers = layer * self.layers
         across = "replica" if self.shards > 1 else "dp"
+        before, after = (-1,) if stage > 0 else (), (1,) if stage < stages - 1 else ()
+        ends = [Call("batch", before + after)] if self.is_batched and stages > 1 else []
+
+        def alone(what: str, peers: tuple[int, ...]) -> list[Call]:
+            return [Call(what, peers)] if peers and not self.is_batched else []
+
         found: list[Call] = []
         for _ in range(self.micros):
-            found += [Call("recv", -1)] if stage > 0 else []
-            found += layers
-            found += [Call("send", 1)] if stage < stages - 1 else []
+            found += alone("recv", before) + layers + alone("send", after) + ends
         for micro in range(self.micros):
-            found += [Call("recv", 1)] if stage < stages - 1 else []
+            found += alone("recv", after)
             is_last = sizes["dp"] > self.shards and micro == self.micros - 1
             gradients = [Call(across, is_beside=True)] if is_last else []
             for bucket in range(self.buckets):
                 found += layers[bucket :: self.buckets] + gradients
-            found += [Call("send", -1)] if stage > 0 else []
+            found += alone("send", before) + ends
         return [*found, Call("")]
 
     def call(self, r: int, index: int) -> Call:
@@ -143,21 +148,26 @@ class Case:
         before = self.before[id(program)]
         return steps * before[-1][kind] + before[place][kind]
 
-    def instance(self, r: int, index: int) -> Instance:
-        call = self.call(r, index)
-        members = self.members(r, call)
-        kind = call.what if not call.peer else ("up" if (call.what == "send") == (call.peer > 0) else "down")
-        return f"{kind}{len(members)}", members[0] if not call.peer else min(members), self.number(r, index)
-
-    def members(self, r: int, call: Call) -> tuple[int, ...]:
-        if not call.peer:
-            return self.groups[call.what][r]
+    def instances(self, r: int, index: int) -> dict[Instance, tuple[int, ...]]:
+        """Return what the call is part of, each with its members: for sends and receives one for each peer."""
+        call, number = self.call(r, index), self.number(r, index)
+        if not call.peers:
+            members = self.groups[call.what][r]
+            return {(f"{call.what}{len(members)}", members[0], number): members}
         pipeline = self.groups["pp"][r]
-        return r, pipeline[pipeline.index(r) + call.peer]
+        own, found = pipeline.index(r), {}
+        for peer in call.peers:
+            members = (r, pipeline[own + peer])
+            kind = (
+                "batch" if call.what == "batch" else "up" if (call.what == "send") == (peer > 0) else "down"
+            )
+            found[kind, min(members), number] = members
+        return found
 
 
 def _kind(call: Call) -> str:
-    return f"{call.what}{call.peer}" if call.peer else call.what
+    # Those with both neighbours and those with one are counted together.
+    return call.what if call.what == "batch" or not call.peers else f"{call.what}{call.peers[0]}"
 
 
 class Machine:
@@ -166,20 +176,21 @@ class Machine:
     def __init__(self, case: Case) -> None:
         self.case = case
         world = range(case.layout.world_size)
-        self.started: list[dict[int, Instance]] = [{} for _ in world]
+        self.started: list[dict[int, dict[Instance, tuple[int, ...]]]] = [{} for _ in world]
         # Steps end with the world's call, so those before the fault's are over on all ranks.
         steps = case.stop // len(case.program_of[case.victim])
         self.main = [steps * len(program) for program in case.program_of]
         self.beside = list(self.main)
         self.came: defaultdict[Instance, int] = defaultdict(int)
         self.done: set[Instance] = set()
-        self.broken = case.instance(case.victim, case.stop) if case.fault is Fault.NETWORK else None
+        broken = min(case.instances(case.victim, case.stop))
+        self.broken = broken if case.fault is Fault.NETWORK else None
         waiting = list(world)
         while waiting:
             waiting += self._advance(waiting.pop())
 
     def is_done(self, r: int, index: int) -> bool:
-        return self.started[r].get(index) in self.done
+        return index in self.started[r] and self.started[r][index].keys() <= self.done
 
     def _advance(self, r: int) -> Iterator[int]:
         moved = True
@@ -207,12 +218,12 @@ class Machine:
         return call.what != "" or self.beside[r] >= index
 
     def _start(self, r: int, index: int) -> Iterator[int]:
-        members = self.case.members(r, self.case.call(r, index))
-        self.started[r][index] = instance = self.case.instance(r, index)
-        self.came[instance] += 1
-        if self.came[instance] == len(members) and instance != self.broken:
-            self.done.add(instance)
-            yield from (member for member in members if member != r)
+        self.started[r][index] = self.case.instances(r, index)
+        for instance, members in self.started[r][index].items():
+            self.came[instance] += 1
+            if self.came[instance] == len(members) and instance != self.broken:
+                self.done.add(instance)
+                yield from (member for member in members if member != r)
 
     def enqueued(self, r: int) -> int:
         """How many calls the host of ``r`` has made."""
@@ -239,7 +250,7 @@ def _silent(case: Case, r: int) -> RankStacks:
 def _heard(machine: Machine, r: int) -> RankStacks:
     case, records = machine.case, _records(machine, r)
     shown = {record.recorded_as for record in records}
-    called = {call.what if not call.peer else "pp" for call in case.program_of[r]}
+    called = {"pp" if call.peers else call.what for call in case.program_of[r]}
     names = [f"{case.backend.library}:{kind}{case.groups[kind][r][0]}" for kind in sorted(called)]
     idle = tuple(name for name in names if name not in shown)
     return structs.replace(rank(r, case.places[r], collectives=records), idle=idle)
@@ -249,11 +260,13 @@ def _records(machine: Machine, r: int) -> list[Collective]:
     case, enqueued = machine.case, machine.enqueued(r)
     first = min(machine.main[r], machine.beside[r])
     heads: dict[str, int] = {}
+    peers: set[int] = set()
     for index in range(first, min(enqueued, first + 2 * len(case.program_of[r]))):
         call = case.call(r, index)
         if not machine.is_done(r, index):
-            heads.setdefault("p2p" if call.peer else call.what, index)
-    found = [_record(machine, r, index, enqueued) for index in heads.values()]
+            heads.setdefault("p2p" if call.peers else call.what, index)
+            peers.update(call.peers)
+    found = [_record(machine, r, index, enqueued, peers) for index in heads.values()]
     for kind in ("tp", "ep", "dp", "shard", "replica", ""):
         count = case.number(r, enqueued, kind)
         if kind not in heads and count and case.backend is not Backend.HOOKED:
@@ -261,21 +274,29 @@ def _records(machine: Machine, r: int) -> list[Collective]:
     return found
 
 
-def _record(machine: Machine, r: int, index: int, enqueued: int) -> Collective:
+def _record(machine: Machine, r: int, index: int, enqueued: int, open_: set[int]) -> Collective:
+    """The record of a call; ``open_``: the peers of all sends and receives that are open."""
     case, call = machine.case, machine.case.call(r, index)
     state = "started" if case.backend is Backend.TIMED and index in machine.started[r] else "scheduled"
-    if not call.peer:
+    if not call.peers:
         newest = case.number(r, enqueued, call.what) - 1
         return _collective(case, call.what, r, case.number(r, index), state, newest)
     pipeline = case.groups["pp"][r]
     own = pipeline.index(r)
-    arrow = "->" if call.what == "send" else "<-"
+    what = "send" if call.what == "batch" else call.what
+    operation = f"{what} {own}{'->' if what == 'send' else '<-'}{own + call.peers[0]}"
+    peers = call.peers if call.what == "batch" else ()
+    if case.backend is Backend.HOOKED:
+        peers = tuple(sorted(open_)) if len(open_) > 1 else ()
+    elif call.what == "batch":
+        operation = "coalesced"
     return Collective(
         group=f"pp{pipeline[0]}:p2p",
         sequence=index,
-        operation=f"{case.backend.library}:{call.what} {own}{arrow}{own + call.peer}",
+        operation=f"{case.backend.library}:{operation}",
         state=state,
         ranks=pipeline,
+        peers=tuple(own + peer for peer in peers),
     )
 
 
@@ -318,6 +339,7 @@ def draw(seed: int, most: int = 1024, *, backend: Backend = Backend.TIMED) -> Ca
         ahead=_ahead(rnd, world),
         backend=backend,
         shards=rnd.choice([size for size in (1, 1, 2, 4, 16) if dp % size == 0]),
+        is_batched=rnd.random() < 0.3,
         layers=rnd.choice((1, 2, 4)),
         micros=micros,
         buckets=rnd.choice((1, 2)),

@@ -41,7 +41,7 @@ def judge(case: Case, found: Localisation) -> Judgement:
 
 def at_fault(case: Case) -> set[int]:
     if case.fault is Fault.NETWORK:
-        return set(case.members(case.victim, case.call(case.victim, case.stop)))
+        return set(min(case.instances(case.victim, case.stop).items())[1])
     return {case.victim}
 
 
@@ -52,19 +52,27 @@ def can_be_known(case: Case) -> bool:
         return False
     is_small = bool(covering(broken, case.layout, MAX_SHARE * node_count(case.layout)))
     if case.fault is Fault.NETWORK:
-        return is_small
+        return is_small and not _has_several_peers(case)
     if case.fault is Fault.GPU and case.backend is not Backend.TIMED:
         return False
     heard = (r for r in range(case.layout.world_size) if r not in silent and r != case.victim)
     return (is_small or case.backend is not Backend.HOOKED) and any(_waits_for(case, r) for r in heard)
 
 
+def _has_several_peers(case: Case) -> bool:
+    """Return whether a send or receive that does not end is seen only with those to the next neighbour."""
+    call = case.call(case.victim, case.stop)
+    is_one = call.what != "batch" and case.backend is not Backend.HOOKED
+    return bool(call.peers) and not is_one and dict(case.layout.sizes)["pp"] > 2
+
+
 def _waits_for(case: Case, r: int) -> bool:
     """Return whether this rank is in an operation of a group that its GPU waits in for the victim."""
     machine = case.standstill
     return any(
-        case.victim in case.members(r, case.call(r, index)) and not machine.is_done(r, index)
-        for index in machine.started[r]
+        case.victim in members and instance not in machine.done
+        for instances in machine.started[r].values()
+        for instance, members in instances.items()
     )
 
 
