@@ -149,7 +149,7 @@ class Case:
         return steps * before[-1][kind] + before[place][kind]
 
     def instances(self, r: int, index: int) -> dict[Instance, tuple[int, ...]]:
-        """Return what the call is part of, each with its members: for sends and receives one for each peer."""
+        """Return what the call is part of, each with its members: one for each peer of sends and receives."""
         call, number = self.call(r, index), self.number(r, index)
         if not call.peers:
             members = self.groups[call.what][r]
