@@ -105,13 +105,13 @@ def rates(backend: Backend, cases: int, most: int) -> None:
 
 @pytest.mark.parametrize("backend", Backend)
 def test_who_holds_the_others_up_is_named_in_small_worlds(backend: Backend) -> None:
-    rates(backend, 40, 64)
+    rates(backend, 25, 64)
 
 
 def test_the_calls_in_libraries_show_exactly_who_has_nothing_open_and_is_at_work() -> None:
     """As the second sample of a hang has them for the few in question."""
     gemm, asked = Frame(function="at::native::mm", file=f"{TORCH}/lib/libtorch_cuda.so"), 0
-    for seed in range(200):
+    for seed in range(150):
         case = draw(seed, 64, backend=Backend.HOOKED)
         if case.fault is not Fault.HOST or not can_be_known(case):
             continue
@@ -121,7 +121,7 @@ def test_the_calls_in_libraries_show_exactly_who_has_nothing_open_and_is_at_work
         found = localise(list(taken.values()), case.layout, sorted(case.missing))
         assert (found.ranks, found.exact) == ((case.victim,), True), (seed, found)
         asked += 1
-    assert asked >= 20
+    assert asked >= 15
 
 
 @pytest.mark.slow
