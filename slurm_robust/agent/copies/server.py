@@ -32,7 +32,6 @@ from slurm_robust.wire.copychannel import (
     Get,
     Join,
     Put,
-    Request,
 )
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
@@ -93,7 +92,10 @@ class CopyServer:
     def _serve(self, channel: CopyChannel, address: str) -> None:
         try:
             while (request := channel.request()) is not None:
-                self._handle(channel, request)
+                if not isinstance(request, Join):
+                    self._handle(channel, request)
+                elif not self._open.join(channel, request):
+                    return
         except OSError as error:
             if not self._closed:
                 self._notes.say("broken", f"a connection of {address} for copies broke off: {error}", 600.0)
@@ -107,10 +109,8 @@ class CopyServer:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _handle(self, channel: CopyChannel, request: Request) -> None:
-        if isinstance(request, Join):
-            self._open.join(channel, request)
-        elif request.run_id != self._run_id:
+    def _handle(self, channel: CopyChannel, request: Put | Get) -> None:
+        if request.run_id != self._run_id:
             channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=f"this is run {self._run_id}"))
         elif isinstance(request, Put):
             answer = self._welcome(request) or self._buffers.answer(request)

@@ -136,8 +136,8 @@ class Transfer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is carried any more."""
-        return self._is_over
+        """Whether nothing more is carried, as all has come or a connection broke."""
+        return self._is_over or self._error is not None
 
     def _carry(self, channel: CopyChannel) -> None:
         raise NotImplementedError
@@ -214,20 +214,22 @@ class OpenTransfers:
         finally:
             del self._by_ticket[ticket]
 
-    def join(self, channel: CopyChannel, request: Join) -> None:
+    def join(self, channel: CopyChannel, request: Join) -> bool:
         """Answer, and carry pieces over ``channel`` if its ticket is good. Raises ``OSError``.
 
-        If the copy breaks, ``channel`` ends with it; the connection that agreed on the copy says why.
+        Returns False if the copy broke: ``channel`` ends with it, and the connection that agreed on the copy
+        says why.
         """
         transfer = self._by_ticket.get(request.ticket)
         if transfer is None or not transfer.enter(channel):
             channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason="that copy is over"))
-            return
+            return True
         try:
             channel.send(CopyAnswer(verdict=CopyVerdict.GO))
             transfer.carry(channel)
+            return True
         except OSError:
-            channel.abort()
+            return False
         finally:
             transfer.leave(channel)
 

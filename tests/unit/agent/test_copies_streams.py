@@ -34,6 +34,7 @@ from tests.waiting import wait_for
 
 PIECE = MIB // 8
 SIZE = 4 * MIB
+PIECES = SIZE // PIECE + 1  # with the header's page
 
 Serve = Callable[[int, CopyChannel], None]
 
@@ -48,6 +49,10 @@ class OnTheWire:
 
     def __init__(self) -> None:
         self.breaks = False
+        self.is_slow = False
+        """The second one takes as long for its first piece as the first one for all others."""
+        self.sent: list[CopyChannel] = []
+        self._all_others = threading.Event()
         self._lock = threading.Lock()
         self._second = threading.Event()
         self._first: CopyChannel | None = None
@@ -66,7 +71,13 @@ class OnTheWire:
             channel._socket.sendall(copychannel._SPAN.pack(at, count) + os.pread(file, count // 2, at))
             channel.abort()
             raise ChannelError("broken in the middle")
+        if is_second and self.is_slow:
+            self._all_others.wait(copychannel.PROGRESS_S / 2)
         self._real(channel, file, at, count, *pace)
+        with self._lock:
+            self.sent.append(channel)
+            if len(self.sent) == PIECES - 1:
+                self._all_others.set()
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +134,15 @@ def open_size(node: Node) -> int:
         return image.nbytes - copychannel.FIRST_BYTE
 
 
+def test_a_slow_way_gets_fewer_pieces(make: MakeNode, on_the_wire: OnTheWire) -> None:
+    on_the_wire.is_slow = True
+    a, b = to_peer(make, 2)
+    check(arrives(a, b, 1), 0, 1, size=SIZE)
+    slow = on_the_wire.sent[-1]
+    assert len(on_the_wire.sent) == PIECES
+    assert on_the_wire.sent.count(slow) == 1
+
+
 def test_a_part_is_fetched_over_several_connections(make: MakeNode, carried: list[CopyChannel]) -> None:
     a, b = make("a"), make("b", peer_streams=4)
     fill(a.folder.own(0, 0), 0, 5, 1, SIZE)
@@ -151,8 +171,8 @@ def breaks_once(on_the_wire: OnTheWire) -> Iterator[None]:
 def test_a_connection_that_breaks_in_the_middle_costs_one_try(make: MakeNode) -> None:
     a, b = to_peer(make, 3)
     check(arrives(a, b, 1), 0, 1, size=SIZE)
-    (note,) = wait_for(a.service.notes)
-    assert "copies of rank 0 do not reach b" in note or "one of several connections" in note
+    notes = wait_for(a.service.notes)
+    assert all("copies of rank 0 do not reach b" in n or "one of several connections" in n for n in notes)
     check(arrives(a, b, 2), 0, 2, size=SIZE)
 
 
