@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
+from random import Random
 
+import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, JobConfig
@@ -23,6 +26,7 @@ def racked(
     others: Sequence[int] = (),
     segment: int = 0,
     pace: SimulatedPace = PACE,
+    seed: int = 1,
 ) -> Sim:
     """A job that trains on racks of so many nodes with slots and standbys: n1, n2, … rack by rack.
 
@@ -38,7 +42,7 @@ def racked(
         slots,
         spares,
         ranks_per_node=4,
-        seed=1,
+        seed=seed,
         steps=400,
         pace=pace,
         config=config,
@@ -88,6 +92,7 @@ def test_the_spare_of_the_rack_that_lost_a_tray_is_taken() -> None:
     assert cliques(sim) == ["rack1"] * 16 + ["rack2"] * 16
 
 
+@pytest.mark.slow
 def test_a_rack_without_spares_moves_to_the_rack_that_stands_by() -> None:
     sim = racked((16, 0), (16, 1), (0, 16))
     before = sim.state.world.slots
@@ -101,6 +106,7 @@ def test_a_rack_without_spares_moves_to_the_rack_that_stands_by() -> None:
     assert cliques(sim) == ["rack3"] * 16 + ["rack2"] * 16
 
 
+@pytest.mark.slow
 def test_a_whole_rack_is_lost_and_another_one_takes_its_place() -> None:
     sim = racked((16, 2), (16, 2), (0, 16))
     for number in range(19, 37):
@@ -179,3 +185,52 @@ def test_a_drained_tray_is_not_left_for_one_of_another_rack() -> None:
     gets_on(sim, 2)
     assert "n2" in sim.state.world.slots, "it works, and NVLink to the rest of its rack does, too"
     assert "n7" not in sim.state.world.slots
+
+
+def crosses(sim: Sim) -> list[str]:
+    """Lent nodes in slots whose rack had no other node of the job."""
+    return [
+        lent.node
+        for lent in sim.events(ev.CompanionStarted)
+        if all(
+            sim.nodes[node].block != sim.nodes[lent.node].block
+            for taken in sim.events(ev.AllocationTaken)
+            for node in taken.nodes
+        )
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_racks_lose_the_job_ends_well_or_waits_for_nodes(seed: int) -> None:
+    chance = Random(seed)
+    racks = [(3, chance.randrange(2)) for _ in range(chance.randint(2, 3))]
+    standing_by = chance.choice((0, 1, 3))
+    is_whole = standing_by % 3 == 0 and not any(spares for _, spares in racks)
+    sim = racked(
+        *racks,
+        (0, standing_by),
+        others=(0, 1, len(racks), len(racks)),
+        config=chance.choice((None, SHARED_SPARES)),
+        segment=3 if is_whole else 0,
+        seed=seed,
+    )
+    held = sim.state.held
+    free = [name for name in sim.nodes if name not in held]
+    reserve(sim, free[0], free[-1])
+    at = sim.now
+    for _ in range(4):
+        at += chance.uniform(1.0, 120.0)
+        lost = chance.choice(held)
+        if chance.random() < 0.3:  # the whole rack, which comes back
+            block = sim.nodes[lost].block
+            for name in (node.name for node in sim.nodes.values() if node.block == block):
+                sim.at(at, partial(sim.node_dies, name))
+                sim.at(at + 400.0, partial(sim.node_returns, name))
+        else:
+            sim.at(at, partial(sim.node_dies, lost))
+    sim.run_until(
+        lambda: sim.code is not None or (sim.now > at + 900.0 and sim.waits_for_nodes), within_s=6000.0
+    )
+    assert sim.code in (0, None), sim.describe()
+    assert crosses(sim) == []
