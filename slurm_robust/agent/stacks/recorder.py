@@ -31,7 +31,9 @@ HANDLERS = {
 """Where each library's recorder answers."""
 
 _HOOKED = ("nccl2", "nccl-lazy")
-"""Their recorders do not show which sends and receives are one kernel."""
+"""Hooks record for them: which sends and receives are one kernel is not shown. If the backend does not tell
+what has ended, entries are retired as they are made, and nothing is known of the group.
+"""
 
 _COMPLETED = "completed"
 _PEER = re.compile(r"(?:->|<-)\s*(\d+)")
@@ -115,8 +117,12 @@ def parse(dump: bytes, library: str) -> Recorded:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Recorded()
     operations: dict[tuple[str, int], _Operation] = {}
+    untold: set[str] = set()
     for entry in found.entries:  # oldest first
         group = ":".join(entry.process_group)
+        if library in _HOOKED and entry.retired and entry.state != _COMPLETED:
+            untold.add(f"{library}:{group}")
+            continue
         key = (
             (f"{group}{POINT_TO_POINT}", entry.p2p_seq_id)
             if entry.is_p2p
@@ -139,7 +145,7 @@ def parse(dump: bytes, library: str) -> Recorded:
         for group, number in at.items()
         if group in oldest or not operations[group, number].is_p2p
     )
-    shown = {collective.recorded_as for collective in collectives}
+    shown = untold.union(collective.recorded_as for collective in collectives)
     # gloo's recorder has one group without name and ranks.
     groups = (f"{library}:{name}:{group.desc}" for name, group in found.pg_config.items() if _numbers(group))
     return Recorded(collectives=collectives, idle=tuple(name for name in groups if name not in shown))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from itertools import chain, combinations, product
 
+from msgspec import structs
+
 from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
 from slurm_robust.analysis.stacks.ranks import RankView, shows_libraries, views, without_libraries
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
@@ -243,16 +245,18 @@ def _working(
 def _behind(scene: _Scene, stacks: Sequence[RankStacks], moving: bool) -> Localisation | None:
     """Return the ranks that have not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
+    # While training goes on, silence and nothing open say nothing of who is slow: recorders learn of what has
+    # ended up to a second later.
+    given = [structs.replace(stack, idle=()) for stack in stacks] if moving else stacks
     found = recorded(
-        stacks,
+        given,
         lambda rank: rank not in waiting and rank not in scene.healthy,
         lambda rank: rank in scene.working,
     )
     if found is None or not found.ranks <= scene.views.keys():
         return None
-    # While training goes on, a recorder that does not answer says nothing of who is slow. If most do not, it
-    # is rather that they are off.
     heard = sum(bool(stack.collectives or stack.idle) for stack in stacks)
+    # If most recorders do not answer, it is rather that they are off.
     if found.silent and (moving or 2 * heard <= len(scene.views)):
         return None
     reason = f"flight recorder: {found.reason}"

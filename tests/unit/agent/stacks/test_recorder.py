@@ -145,6 +145,13 @@ def test_sends_and_receives_of_which_no_kernel_is_shown_may_be_one() -> None:
     assert alone.peers == ()
 
 
+def test_of_a_backend_that_does_not_tell_what_has_ended_nothing_is_known() -> None:
+    """Its entries are retired as they are made; those that the older backend retires timed out."""
+    given = [entry(4, "scheduled", name="nccl-lazy:all_reduce", retired=True)]
+    assert recorder.parse(dump(given, {"0": ("", (0, 1))}), "nccl-lazy") == Recorded()
+    assert recorder.parse(dump(given, {"0": ("", (0, 1))}), "nccl").collectives[0].state == "scheduled"
+
+
 def test_a_group_in_which_nothing_is_open_is_idle() -> None:
     groups = {"0": ("default_pg", (0, 1)), "7": ("mesh_pp", (0, 1)), "8": ("mesh_dp", (0, 1))}
     given = [

@@ -269,13 +269,13 @@ def with_idle(number: int, *idle: str, frames: Frames = COMPUTE, **fields: Any) 
     return structs.replace(rank(number, frames, state="R"), idle=idle, **fields)
 
 
-def waits_for_3(*, active: bool, last: RankStacks) -> Localisation:
+def waits_for_3(*, active: bool, last: RankStacks, moving: bool = False) -> Localisation:
     """All but rank 3 wait; ``active``: in a backend whose recorder shows what is open only."""
     library = "nccl2" if active else "nccl"
     everyone = tuple(range(8))
     waits = record(10, operation=f"{library}:all_reduce", state="scheduled", ranks=everyone)
     others = [rank(number, COMPUTE, collectives=(waits,)) for number in everyone if number != 3]
-    return localise([*others, last], EIGHT)
+    return localise([*others, last], EIGHT, moving=moving)
 
 
 def test_who_answers_and_has_nothing_open_is_awaited_but_may_be_through() -> None:
@@ -440,8 +440,10 @@ def test_both_ends_of_a_send_go_before_the_silence_of_another_stage() -> None:
     assert "others wait to send to or receive from ranks 0,6, of which no recorder answers" in found.reason
 
 
-def test_silence_says_nothing_of_who_is_slow() -> None:
+def test_silence_and_nothing_open_say_nothing_of_who_is_slow() -> None:
     assert hybrid_shards((11,), moving=True).ranks == ()
+    assert waits_for_3(active=True, last=with_idle(3, "nccl2:0"), moving=True).ranks == ()
+    assert waits_for_3(active=True, last=with_idle(3, "nccl2:0")).ranks == (3,)
 
 
 def test_an_odd_operation_is_odd_only_if_most_of_the_whole_group_are_known_to_call_another() -> None:
