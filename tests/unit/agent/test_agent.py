@@ -339,15 +339,22 @@ def test_a_restart_opens_output_files_that_its_agent_has_made_ahead(make_job: Ma
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0, 1), world=128)
-    ahead = [job.job.worker_log(2, rank, stream) for rank in (0, 1) for stream in ("out", "err")]
-    controller.wait_for("n1", lambda _: all(path.exists() for path in ahead))
-    before = {path: path.stat().st_ino for path in ahead}
-    assert job.job.logs_ahead(2).exists()
+
+    def are_ahead(generation: int) -> bool:
+        return all(job.job.worker_log(generation, rank, "err").exists() for rank in (0, 1))
+
+    controller.wait_for("n1", lambda _: are_ahead(2))
+    mark = job.job.logs_ahead(2)
+    before = {path: path.stat().st_ino for path in job.job.path.rglob("*") if path != mark}
+    assert mark.exists()
     controller.stop("n1", 1, grace_s=0.1)
     controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
     controller.launch("n1", 2, (0, 1), world=128)
-    controller.wait_for("n1", lambda b: b.generation == 2 and all_stepped(b))
-    assert {path: path.stat().st_ino for path in job.job.logs(2).rglob("*")} == before
+    controller.wait_for("n1", lambda b: b.generation == 2 and all_stepped(b) and are_ahead(3))
+    after = {path: path.stat().st_ino for path in job.job.path.rglob("*") if path != mark}
+    made = after.items() - before.items()
+    assert {path for path, _ in made if not path.is_relative_to(job.job.logs(3))} == set()
+    assert not mark.exists()
 
 
 def test_shutdown_ends_the_agent_and_leaves_nothing(make_job: MakeJob) -> None:
