@@ -21,9 +21,13 @@ from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training
+from slurm_robust.config.job import CheckpointConfig
+from slurm_robust.model.progress import SnapshotTimes
+from slurm_robust.policy.checkpoints import next_local_stride
 
 _RUN = "bench-gpu"
 _READY_S = 60.0
+_STRIDE_AT_MOST = 128  # so that what is measured takes seconds
 _MODES = ("global", "thread_local")
 
 
@@ -41,6 +45,7 @@ class Trained:
         folder = MemoryFolder.create(_RUN, Path(tempfile.mkdtemp(dir=bench.place)))
         self.snapshotter = Snapshotter(folder, where)
         self.state = Training(entries={"weights": self.weights, "optimizer": self.optimizer})
+        self.gb = gb
         self._bench = bench
         self._taken = 0
 
@@ -62,15 +67,15 @@ class Trained:
                 raise TimeoutError(f"no memory for snapshots within {_READY_S:.0f} s")
         return time.monotonic() - begun
 
-    def seconds_a_step(self, compute_s: float, steps: int, *, saves: bool) -> tuple[float, float]:
-        """Seconds of a step in the mean, and for which its snapshot held it up at most."""
+    def seconds_a_step(self, compute_s: float, steps: int, *, every: int) -> tuple[float, float]:
+        """Seconds of a step in the mean, and for which a snapshot held one up at most; 0: without any."""
         self.snapshotter.settle()  # no step waits for what was before
         blocked = []
         begun = time.perf_counter()
-        for _ in range(steps):
+        for step in range(steps):
             self._bench.work(compute_s)
             self.optimizer.step()
-            if saves:
+            if every and step % every == 0:
                 self.take()
                 blocked.append(self.snapshotter.blocked_s)
             self._bench.wait()
@@ -90,24 +95,43 @@ def training(bench: Bench, gb: float) -> Iterator[Trained]:
 
 
 def keep_up(bench: Bench) -> None:
-    """Steps of several lengths, with a snapshot in each: where copy and sums take longer, training waits."""
+    """Steps of several lengths with a snapshot in each; then, if they are too short, with a local stride."""
     for gb, steps, lengths in ((0.5, 20, (0.02, 0.1)), (8.0, 6, (0.02, 0.3, 1.0))):
         with training(bench, bench.size(gb)) as trained:
             for compute_s in lengths[:1] if bench.cpu else lengths:
-                alone, _ = trained.seconds_a_step(compute_s, steps, saves=False)
-                before = trained.snapshotter.skipped
-                beside, blocked = trained.seconds_a_step(compute_s, steps, saves=True)
-                bench.tell(
-                    "steps",
-                    gb=bench.size(gb),
-                    compute_s=compute_s,
-                    steps=steps,
-                    alone_s=alone,
-                    with_snapshots_s=beside,
-                    ratio=beside / alone,
-                    blocked_worst_s=blocked,
-                    skipped=trained.snapshotter.skipped - before,
-                )
+                _compare(bench, trained, compute_s, steps, every=1)
+                stride = _local_stride(trained.snapshotter)
+                if 1 < stride <= _STRIDE_AT_MOST:
+                    _compare(bench, trained, compute_s, 2 * stride, every=stride)
+
+
+def _compare(bench: Bench, trained: Trained, compute_s: float, steps: int, *, every: int) -> None:
+    alone, _ = trained.seconds_a_step(compute_s, steps, every=0)
+    before = trained.snapshotter.skipped
+    beside, blocked = trained.seconds_a_step(compute_s, steps, every=every)
+    bench.tell(
+        "steps",
+        gb=trained.gb,
+        compute_s=compute_s,
+        steps=steps,
+        stride=every,
+        alone_s=alone,
+        with_snapshots_s=beside,
+        ratio=beside / alone,
+        blocked_worst_s=blocked,
+        skipped=trained.snapshotter.skipped - before,
+    )
+
+
+def _local_stride(snapshotter: Snapshotter) -> int:
+    """What a controller would say after snapshots of each step; 1 if these have not been timed."""
+    typical = snapshotter.timings.typical
+    if typical is None:
+        return 1
+    times = SnapshotTimes(
+        stride=1, apart_s=typical.step_s, whole_s=typical.whole_s, blocked_s=typical.blocked_s
+    )
+    return next_local_stride(times, CheckpointConfig().max_blocked_share)
 
 
 def capture(bench: Bench) -> None:
