@@ -130,7 +130,7 @@ def move_together(
         return []
     left, found = list(standbys), []
     spare = len(standbys) - len(nodes)  # those that no lost node needs
-    for unit in segments(state, where):
+    for unit in (unit for unit in segments(state, where) if len(unit) > 1):
         lost = [node for node in unit if node in nodes]
         own = [one for one in left if where.get(one) == where[unit[0]]]
         if len(lost) <= len(own):

@@ -35,7 +35,7 @@ from slurm_robust.policy.cliques import (
     spread,
 )
 from slurm_robust.policy.rules import Rules
-from slurm_robust.policy.standbys import in_order, pair
+from slurm_robust.policy.standbys import in_order, pair, without_blemish
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count, one_line, some_of
 
@@ -158,7 +158,7 @@ def _replace(
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):
         where = domains(state, rules.leaves)
-        moves = move_together(state, places, _fit(state, standbys), where)
+        moves = move_together(state, places, without_blemish(state, standbys), where)
         moved = {node: standby for unit, taken, _ in moves for node, standby in zip(unit, taken, strict=True)}
         others = [node for node in places if node not in moved]
         pairs = pair(state, others, [one for one in standbys if one not in moved.values()], rules.leaves)
@@ -190,11 +190,6 @@ def _within_cliques(state: JobState, places: list[str], standbys: list[str], rul
         if not far:
             return standbys
         standbys = [one for one in standbys if one not in far]
-
-
-def _fit(state: JobState, standbys: list[str]) -> list[str]:
-    """Return those of ``standbys`` that answer."""
-    return [node for node in standbys if node not in state.aside]
 
 
 def _takes(state: JobState, node: str, standby: str, where: Mapping[str, str]) -> str:

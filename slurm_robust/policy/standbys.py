@@ -52,6 +52,12 @@ def pair(
     return [(node, pairs[node]) for node in wanted]
 
 
+def without_blemish(state: JobState, standbys: Iterable[str]) -> list[str]:
+    """Return the standbys against which nothing speaks, in their order."""
+    preference = _preference(state)
+    return [standby for standby in standbys if not any(preference(standby)[:-1])]
+
+
 def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, bool, int]]:
     """Return the key by which standbys are sorted before they are taken; all but the last tells the fit."""
     alike, test_alike = failed_alike(state), tests_fail_alike(state)

@@ -88,6 +88,12 @@ def test_a_segment_moves_as_a_whole_to_a_rack_that_has_room_for_it() -> None:
     )
 
 
+def test_no_segment_moves_to_a_rack_whose_imex_daemons_are_stuck() -> None:
+    stuck = (ev.FabricSeen(t=3.0, node=node, clique="b/1", imex="INITIALIZING") for node in rack("b", 1, 4))
+    state = known(rack("a", 1, 4), (*rack("b", 1, 4), *rack("c", 1, 4)), *stuck)
+    assert replaced(state, "a03")[0] == dict(zip(rack("a", 1, 4), rack("c", 1, 4), strict=True))
+
+
 def test_only_the_segment_of_the_lost_node_moves() -> None:
     state = known(rack("a", 1, 16), rack("b", 1, 9), segment=8)
     assert replaced(state, "a10")[0] == dict(zip(rack("a", 9, 16), rack("b", 1, 8), strict=True))
@@ -182,7 +188,7 @@ def test_a_spare_of_the_same_clique_is_never_passed_over(
     left = set(spares) - set(taken.values())
     for unit in segments(state, domains(state)):
         to = {taken[node][0] for node in unit if node in taken}
-        has_moved = len(to) == 1 and set(unit) <= set(taken)
+        has_moved = len(unit) > 1 and len(to) == 1 and set(unit) <= set(taken)
         own = {spare for spare in left if spare[0] == unit[0][0]}
         assert to <= {unit[0][0]} or not own or has_moved, (unit, taken, left)
         assert set(unit) & set(taken) <= set(lost) or has_moved, "nodes that are well move with all or not"
