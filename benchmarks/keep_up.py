@@ -28,6 +28,8 @@ RUN = "1-keepup"
 STEPS_S = (0.02, 0.1, 0.3, 1.0)
 LEAST_STEPS, LEAST_S = 6, 3.0
 SETTLE_S = 60.0
+STAYS, STAYS_S = 4, 3.0
+"""A stride stays that is not raised for so many snapshots, and seconds."""
 SHARE = 0.01
 AIM = 1.05
 """Of the shortest step with the stride, against the bare one."""
@@ -120,11 +122,12 @@ class Loop:
             times = SnapshotTimes(
                 stride=stride, apart_s=apart_s, whole_s=typical.whole_s, blocked_s=typical.blocked_s
             )
-            following = next_local_stride(times, SHARE)
-            if following <= stride:
+            following, since_s = next_local_stride(times, SHARE), time.perf_counter() - changed
+            if following > stride:
+                stride, changed = following, time.perf_counter()
+                self.snapshotter.timings.forget()
+            elif since_s > max(STAYS_S, STAYS * apart_s):
                 break
-            stride, changed = following, time.perf_counter()
-            self.snapshotter.timings.forget()
         return stride, changed - begun
 
 

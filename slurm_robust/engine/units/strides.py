@@ -23,6 +23,8 @@ RESEND_S = 3.0
 SETTLE_S = 5.0
 # A local stride that turned out to be needed is tried a half of less and less often.
 MAX_SETTLE_S = 1200.0
+# All copies of the largest jobs take 0.05 s to look through.
+LOOK_EVERY_S = 0.25
 # The local stride is raised in parts if it would take longer than this to come to a step that all ranks keep.
 NEAR_S = 2.0
 
@@ -37,6 +39,7 @@ class Strides:
         self._known, self._newest = 0, -1  # the stride that all agents have shown, and the newest step then
         self._settle_s, self._was_lowered = SETTLE_S, False
         self._told = context.world.local_stride
+        self._looked = now.mono
 
     def step(self, records: list[Progress], step_s: float, now: Now) -> None:
         """Take in the progress of all ranks, and the seconds a step takes, 0 while unknown."""
@@ -94,8 +97,10 @@ class Strides:
                 self._wanted = 0
             elif self._wanted or self._known:
                 self._wanted = target
-        if self._wanted and self._known >= self._wanted and self._is_kept(heartbeats):
-            return self._wanted
+        if self._wanted and self._known >= self._wanted and now.mono - self._looked > LOOK_EVERY_S:
+            self._looked = now.mono
+            if self._is_kept(heartbeats):
+                return self._wanted
         return world.local_stride
 
     def _is_kept(self, heartbeats: Mapping[str, Heartbeat]) -> bool:

@@ -19,7 +19,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind
 from slurm_robust.version import __version__
-from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
+from slurm_robust.wire.messages import Heartbeat, Inject, Pace, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import probe_ports
 from tests.builders import specs
 from tests.there import there
@@ -355,6 +355,29 @@ def test_a_restart_opens_output_files_that_its_agent_has_made_ahead(make_job: Ma
     made = after.items() - before.items()
     assert {path for path, _ in made if not path.is_relative_to(job.job.logs(3))} == set()
     assert not mark.exists()
+
+
+def test_workers_learn_the_strides_and_heartbeats_show_them_and_what_snapshots_take(
+    make_job: MakeJob,
+) -> None:
+    script = STEPPER.replace(
+        "for step in",
+        "from slurm_robust.model.progress import SnapshotTimes\n"
+        "times = SnapshotTimes(stride=1, apart_s=0.1, whole_s=0.5, blocked_s=0.2)\n"
+        "record.show_snapshots(times)\n"
+        "for step in",
+    )
+    job = make_job("", **as_program(script), heartbeat_s=1.0)
+    controller = job.controller()
+    job.start_agent("n1")
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", 1, (0, 1))
+    heartbeat = controller.wait_for("n1", lambda b: b.snapshots is not None)
+    assert there(heartbeat.snapshots).whole_s == 0.5
+    assert (heartbeat.stride, heartbeat.local_stride) == (1, 1)
+    controller.send("n1", Pace(epoch=controller.epoch, generation=1, stride=8, local_stride=4))
+    heartbeat = controller.wait_for("n1", lambda b: b.stride == 8)
+    assert heartbeat.local_stride == 4
 
 
 def test_shutdown_ends_the_agent_and_leaves_nothing(make_job: MakeJob) -> None:
