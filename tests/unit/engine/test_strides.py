@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig
@@ -168,3 +169,30 @@ def test_no_bound_keeps_every_step() -> None:
     sim.run(60.0)
     assert {local for _, local in strides(sim)} <= {1}
     assert all(order.local_stride == 1 for _, order in sent(sim, Pace))
+
+
+def test_the_local_stride_waits_for_an_agent_that_has_not_shown_the_stride_of_peers() -> None:
+    sim = short()
+    sim.run_until(lambda: bool(strides(sim)), within_s=60.0)
+    agent = sim.nodes["n2"].agent
+    assert agent is not None
+    agent.stop()
+    sim.run(2.5)
+    assert local(sim) == 1
+    assert sim.stage == "Running"
+    agent.resume()
+    sim.run_until(lambda: local(sim) == 4, within_s=10.0)
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_when_the_local_stride_rises_all_ranks_hold_a_step_that_they_keep_since_they_know_it(
+    seed: int,
+) -> None:
+    sim = short(seed=seed)
+    sim.run_until(lambda: bool(strides(sim)), within_s=60.0)
+    sim.run_until(lambda: all(rank.stride == sim.state.world.stride for rank in sim.ranks.values()), 10.0)
+    known = sim.step
+    sim.run_until(lambda: local(sim) > 1, within_s=30.0)
+    held = [kept(sim, node) for node in sim.state.world.slots]
+    common = set.intersection(*map(set, held))
+    assert any(step > known and step % sim.state.world.stride == 0 for step in common), (known, held)
