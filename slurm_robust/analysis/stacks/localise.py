@@ -255,11 +255,16 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks], moving: bool) -> Locali
     )
     if found is None or not found.ranks <= scene.views.keys():
         return None
-    heard = sum(bool(stack.collectives or stack.idle) for stack in stacks)
+    silent = scene.views.keys() - {stack.rank for stack in stacks if stack.collectives or stack.idle}
     # If most recorders do not answer, it is rather that they are off.
-    if found.silent and (moving or 2 * heard <= len(scene.views)):
+    if found.silent and (moving or 2 * len(silent) >= len(scene.views)):
         return None
     reason = f"flight recorder: {found.reason}"
+    # nccl2 shows several sends and receives in one kernel as ended while they wait.
+    if found.unseen and any(silent & _members(rank, ("pp",), scene.layout) for rank in found.ranks):
+        return scene.nobody(
+            f"{reason}; they may wait for a rank of their pipeline that is silent", found.ranks
+        )
     # Nodes whose ranks all wait in what the recorder does not show wait for each other: one is at fault.
     wait = all(scene.views[rank].activity.waits for rank in found.ranks)
     if not found.exact or (wait and len(nodes_of(found.ranks, scene.layout)) > 1):

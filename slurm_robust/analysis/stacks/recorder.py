@@ -40,6 +40,8 @@ class Blamed(Record):
     reason: str
     silent: bool = False
     """Nothing is heard of them; the others of their group wait."""
+    unseen: bool = False
+    """They may wait in what their recorders do not show, since these do not show what has ended."""
 
 
 class _Question(Record):
@@ -90,11 +92,13 @@ def recorded(
         named = sure or named
         what = next((awaited[rank].what for rank in sorted(named) if rank in awaited), "a send or receive")
         doubt = "" if sure else " or have ended it before the others: they have nothing open"
-        return Blamed(ranks=named, exact=bool(sure), reason=f"{_ranks(named)} did not come to {what}{doubt}")
+        reason = f"{_ranks(named)} did not come to {what}{doubt}"
+        return Blamed(ranks=named, exact=bool(sure), unseen=not sure, reason=reason)
     whole = [group for group in stuck if not group.silent]
     if begun := inside & frozenset().union(*(group.waiting for group in whole)):
         reason = f"{_ranks(begun)} have all begun {whole[0].what} and none ends it"
-        return Blamed(ranks=begun, exact=False, reason=reason)
+        unseen = not records.shows_ended(whole[0].operation.library)
+        return Blamed(ranks=begun, exact=False, unseen=unseen, reason=reason)
     # Who is in a kernel of several waits for any of its peers.
     facing = {rank for rank, peers in pairs.items() if len(peers) == 1 and rank in pairs.get(min(peers), ())}
     silent = frozenset().union(*(group.silent for group in stuck))
@@ -251,6 +255,10 @@ class _Records:
             and self.pairs.get(peer) == frozenset((rank,))
             and self._sends(rank) != self._sends(peer)
         )
+
+    def shows_ended(self, library: str) -> bool:
+        """Return whether any recorder of this library shows operations that have ended."""
+        return any(library in libraries for libraries in self._whole.values())
 
     def _sends(self, rank: int) -> bool:
         return "send" in self._in[rank].operation

@@ -263,7 +263,10 @@ def _records(machine: Machine, r: int) -> list[Collective]:
     peers: set[int] = set()
     for index in range(first, min(enqueued, first + 2 * len(case.program_of[r]))):
         call = case.call(r, index)
-        if not machine.is_done(r, index):
+        is_told = (
+            call.what != "batch" or case.backend is not Backend.HOOKED
+        )  # nccl2 tells it as ended at once
+        if is_told and not machine.is_done(r, index):
             heads.setdefault("p2p" if call.peers else call.what, index)
             peers.update(call.peers)
     found = [_record(machine, r, index, enqueued, peers) for index in heads.values()]
@@ -283,13 +286,11 @@ def _record(machine: Machine, r: int, index: int, enqueued: int, open_: set[int]
         return _collective(case, call.what, r, case.number(r, index), state, newest)
     pipeline = case.groups["pp"][r]
     own = pipeline.index(r)
-    what = "send" if call.what == "batch" else call.what
-    operation = f"{what} {own}{'->' if what == 'send' else '<-'}{own + call.peers[0]}"
-    peers = call.peers if call.what == "batch" else ()
-    if case.backend is Backend.HOOKED:
-        peers = tuple(sorted(open_)) if len(open_) > 1 else ()
-    elif call.what == "batch":
-        operation = "coalesced"
+    operation, peers = f"{call.what} {own}{'->' if call.what == 'send' else '<-'}{own + call.peers[0]}", ()
+    if call.what == "batch":
+        operation, peers = "coalesced", call.peers
+    elif case.backend is Backend.HOOKED and len(open_) > 1:
+        peers = tuple(sorted(open_))
     return Collective(
         group=f"pp{pipeline[0]}:p2p",
         sequence=index,

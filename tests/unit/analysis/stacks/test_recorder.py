@@ -360,6 +360,19 @@ def test_a_stage_that_is_not_heard_is_named_as_silent_and_none_of_its_neighbours
     assert "others wait to send to or receive from rank 2, of which no recorder answers" in found.reason
 
 
+def test_who_has_nothing_open_may_wait_for_a_silent_stage_of_its_pipeline() -> None:
+    """nccl2 shows several sends and receives in one kernel as ended while they wait."""
+    layout, world = ParallelLayout.fit(16, 2, {"pp": 2}, "dp-pp"), tuple(range(16))
+    waits = record(10, operation="nccl2:all_reduce", state="scheduled", ranks=world)
+    given = [rank(n, COMPUTE, collectives=(waits,)) for n in world]
+    given[3] = with_idle(3, "nccl2:0", "nccl2:9:pp")
+    assert localise(given, layout).group == "node 2-3"
+    given[11] = rank(11, COMPUTE)
+    found = localise(given, layout)
+    assert (found.ranks, found.outliers) == ((), (3,))
+    assert "they may wait for a rank of their pipeline that is silent" in found.reason
+
+
 SHARDS = ParallelLayout.fit(64, 8, {}, "dp")
 
 
