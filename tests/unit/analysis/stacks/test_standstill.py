@@ -52,10 +52,10 @@ def can_be_known(case: Case) -> bool:
     broken, silent = at_fault(case), case.missing | case.mute
     if broken & silent:
         return False
-    if case.backend is Backend.HOOKED and dict(case.layout.sizes)["pp"] > 1:
-        # Who waits in a kernel of sends and receives has nothing open, as the one it waits for.
-        if case.is_batched or any(silent.intersection(case.groups["pp"][r]) for r in broken):
-            return False
+    # With nccl2, who waits in a kernel of sends and receives has nothing open, as the one it waits for.
+    is_unseen = case.is_batched or any(silent.intersection(case.groups["pp"][r]) for r in broken)
+    if case.backend is Backend.HOOKED and dict(case.layout.sizes)["pp"] > 1 and is_unseen:
+        return False
     is_small = bool(covering(broken, case.layout, MAX_SHARE * node_count(case.layout)))
     if case.fault is Fault.NETWORK:
         return is_small and not _has_several_peers(case)
