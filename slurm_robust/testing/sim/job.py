@@ -524,24 +524,42 @@ class Sim:
     def _on_step(self, ranks: Mapping[int, Rank], step: int) -> None:
         """Let all ranks of a generation, which have completed ``step``, keep snapshots."""
         some = next(iter(ranks.values()))
-        generation, checkpoint = some.generation, self.config.checkpoint
-        ref = CheckpointId(step=step, generation=generation)
-        if checkpoint.memory and self.takes_snapshots and self.training.reports:
-            kept = {number: rank for number, rank in ranks.items() if step % rank.local_stride == 0}
-            for rank in kept.values():
-                for part in (rank.rank, *((SHARED,) if self._shared else ())):
-                    self.nodes[rank.node].keep(part, Tier.MEMORY, ref, rank.stride)
-            sent = {number: rank for number, rank in kept.items() if step % rank.stride == 0}
-            if sent:
-                self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, sent, ref))
+        generation = some.generation
+        if self._takes_snapshots:
+            # A leap passes over steps; of those that are kept only the newest matter.
+            strides = {stride for rank in ranks.values() for stride in (rank.stride, rank.local_stride)}
+            for newest in sorted({step - step % stride for stride in strides}):
+                self._keep(ranks, CheckpointId(step=newest, generation=generation))
         for name in {rank.node: None for rank in ranks.values()}:
             for agent in list(self.nodes[name].agents.values()):
                 if any(rank.generation == generation for rank in agent.ranks.values()):
                     agent.on_step(step)
 
+    @property
+    def _takes_snapshots(self) -> bool:
+        return self.config.checkpoint.memory and self.takes_snapshots and self.training.reports
+
+    def _keep(self, ranks: Mapping[int, Rank], ref: CheckpointId) -> None:
+        """Keep what each rank keeps of a step, and have it sent to peers if it goes there."""
+        sent = {}
+        for number, rank in ranks.items():
+            if ref.step > rank.kept and ref.step % rank.local_stride == 0:
+                rank.kept = ref.step
+                self._hold(rank, ref)
+                if ref.step % rank.stride == 0:
+                    sent[number] = rank
+        if sent:
+            self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, sent, ref))
+
+    def _hold(self, rank: Rank, ref: CheckpointId) -> None:
+        for part in (rank.rank, *((SHARED,) if self._shared else ())):
+            self.nodes[rank.node].keep(part, Tier.MEMORY, ref, rank.stride)
+
     def _on_done(self, ranks: Mapping[int, Rank]) -> None:
-        """End the ranks, since training is done."""
+        """End the ranks, since training is done. The last step is kept, whatever its number."""
         for rank in ranks.values():
+            if self._takes_snapshots and rank.kept < rank.step:
+                self._hold(rank, CheckpointId(step=rank.step, generation=rank.generation))
             self.env.after((0.1, 1.0), partial(self.nodes[rank.node].end_worker, rank, code=0))
 
     def _copy_to_peers(self, ranks: Mapping[int, Rank], ref: CheckpointId) -> None:

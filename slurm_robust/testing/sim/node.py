@@ -511,6 +511,7 @@ class SimAgent:
                 loss=self.node.training.loss,
                 stride=launch.stride,
                 local_stride=launch.local_stride,
+                kept=launch.restore.step if launch.restore is not None else -1,
             )
             for number in launch.ranks
         }

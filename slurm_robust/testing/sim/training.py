@@ -53,6 +53,8 @@ class Rank:
     """Multiples of it go to peers, as it knows."""
     local_stride: int = 0
     """Snapshots are taken of multiples of it, as it knows."""
+    kept: int = -1
+    """The newest step of which it has taken one, or which it has restored."""
     killed: float | None = None
     loss: float = 2.5
     """The loss that it tells."""

@@ -196,3 +196,11 @@ def test_when_the_local_stride_rises_all_ranks_hold_a_step_that_they_keep_since_
     held = [kept(sim, node) for node in sim.state.world.slots]
     common = set.intersection(*map(set, held))
     assert any(step > known and step % sim.state.world.stride == 0 for step in common), (known, held)
+
+
+def test_a_training_that_ends_leaves_its_last_step_on_storage_whatever_the_local_stride() -> None:
+    sim = short(steps=203)
+    rises(sim, 4)
+    sim.run_until(lambda: sim.code is not None, within_s=120.0)
+    assert sim.code == 0
+    assert max(ref.step for ref in sim.storage.complete()) == 202

@@ -7,16 +7,21 @@ from itertools import pairwise
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.lives import LONGEST_S, Life, begin
 
 DIFFER_S = 15.0
 """Until an order that was lost is repeated, and carried out."""
 
 
-def live(seed: int) -> Life:
-    """Play one life to its end. While all is well, its two halves differ for a moment only."""
+def live(seed: int, whole_s: float = 0.0) -> Life:
+    """Play one life to its end. While all is well, its two halves differ for a moment only.
+
+    ``whole_s``: seconds until a snapshot is whole, for which the next one waits.
+    """
     life = begin(seed)
     sim = life.sim
+    sim.training.whole_s = whole_s
     agreed = [0.0]  # when they last did, or something was wrong
 
     def is_over() -> bool:
@@ -30,8 +35,8 @@ def live(seed: int) -> Life:
     return life
 
 
-def check(seed: int) -> None:
-    life = live(seed)
+def check(seed: int, whole_s: float = 0.0) -> Sim:
+    life = live(seed, whole_s)
     sim = life.sim
     what = f"seed {seed}, {life.faults}: {sim.describe()}"
     innocent = {event.node for event in sim.events(ev.NodeEvicted)} - life.named - sim.refused
@@ -47,11 +52,18 @@ def check(seed: int) -> None:
         assert sim.training.newest == sim.training.steps - 1, what
     if not life.faults:
         assert life.code == 0, what
+    return sim
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_life_of_random_faults_keeps_all_promises(seed: int) -> None:
     check(seed)
+
+
+def test_lives_with_steps_that_are_shorter_than_snapshots_keep_all_promises() -> None:
+    sims = [check(seed, whole_s=5.0) for seed in range(12)]
+    strides = [max(e.local_stride for e in sim.events(ev.StrideChanged)) for sim in sims]
+    assert strides.count(4) > 6, strides
 
 
 @pytest.mark.slow
