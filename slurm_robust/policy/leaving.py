@@ -107,16 +107,14 @@ class UnsavedSteps(Record):
     @property
     def steps(self) -> str:
         """``step 5``, ``steps 5 to 9``."""
-        first = self.stored + 1
-        return f"step {first}" if first == self.newest else f"steps {first} to {self.newest}"
+        return _steps(self.stored + 1, self.newest)
 
     def describe(self, kill_wait_s: float | None, *, again: bool) -> str:
         """Describe it in a line. ``kill_wait_s``: given if Slurm's KillWait set the limit; ``again``: the job
         is requeued.
         """
         has = f"storage has step {self.stored}" if self.stored >= 0 else "storage has no step"
-        are = "is" if self.stored + 1 == self.newest else "are"
-        fate = f"{are} lost"
+        fate = f"{_are(self.stored + 1, self.newest)} lost"
         if again:
             fate += " unless the next run gets the same nodes"
         lower = "lower checkpoint.every_s so that less is only in memory"
@@ -131,6 +129,27 @@ class UnsavedSteps(Record):
             f"{has}; {self.steps} {fate}: {self.why} after {count(round(self.waited_s), 'second')}{limit}; "
             f"fix: {more}, or {lower}"
         )
+
+
+def unkept(newest: int, stored: int, local_stride: int) -> str:
+    """Say which steps up to ``newest`` are lost of which no whole snapshot was there when the ranks ended.
+
+    ``stored``: the newest step of which there was one, on storage now; ``local_stride``: of whose multiples
+    snapshots were taken.
+    """
+    lost = _steps(stored + 1, newest)
+    if local_stride > 1:
+        why = f"snapshots were taken of multiples of {local_stride} only (checkpoint.max_blocked_share)"
+        return f"{lost} {_are(stored + 1, newest)} lost: {why}"
+    return f"{lost} {_are(stored + 1, newest)} lost: no snapshot was whole yet when the ranks ended"
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _are(first: int, last: int) -> str:
+    return "is" if first == last else "are"
 
 
 class Sentence(Record):

@@ -14,7 +14,7 @@ from slurm_robust.engine.units.rescue import Rescue, last_rescue
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.policy.checkpoints import LAST_STORE_S
-from slurm_robust.policy.leaving import SEE_TO_NODES, UnsavedSteps, store_s
+from slurm_robust.policy.leaving import SEE_TO_NODES, UnsavedSteps, store_s, unkept
 from slurm_robust.util.hostlist import fold
 
 
@@ -67,6 +67,8 @@ class Saving:
         if rescue.stored is not None:
             text = f"{rescue.stored} was only in memory; it is on storage now ({waited_s:.1f} s)"
             core.emit(Say(text=text))
+            if rescue.is_complete:
+                self._say_unkept(core, now)
         elif not rescue.is_over and waited_s < self._most_s(core, now):
             return None
         if not rescue.is_complete:
@@ -123,17 +125,16 @@ class Saving:
     def _say_lost(self, core: Core, rescue: Rescue, now: Now) -> None:
         newest = rescue.newest
         assert newest is not None
-        stored = core.storage.newest_step
+        stored, is_again = core.storage.newest_step, isinstance(self._then, ToRequeueing)
         loss = UnsavedSteps(
-            newest=newest.step,
+            newest=newest.step if is_again else max(newest.step, core.world.best_step),
             stored=stored,
             why=rescue.why(),
             waited_s=rescue.waited_s(now),
             for_time=not rescue.is_over,
         )
         kill_wait_s = core.departure.kill_wait_s if core.leaving else None
-        told = loss.describe(kill_wait_s, again=isinstance(self._then, ToRequeueing))
-        text = f"{newest} was only in memory: {told}"
+        text = f"{newest} was only in memory: {loss.describe(kill_wait_s, again=is_again)}"
         if isinstance(self._then, ToRequeueing):
             # If all parts live on, the next run should get the nodes that have them.
             self._then = structs.replace(self._then, holders=rescue.holders(now))
@@ -141,16 +142,8 @@ class Saving:
         core.emit(Say(text=text))
 
     def _say_unsaved(self, core: Core, why: str, now: Now, *, fix: str = "") -> None:
-        """Name the steps that were done and that no node writes to storage any more.
-
-        A job that is done needs none of them, and after a requeue the next run says what it repeats.
-        """
-        then = self._after(core)
-        if not core.config.checkpoint.memory or not isinstance(then, ToEnding) or then.code == 0:
-            return
-        if core.world.running:
-            core.steps.write(now, force=True)
-        newest, stored = core.world.best_step, core.storage.newest_step
+        """Name the steps that were done and that no node writes to storage any more."""
+        newest, stored = self._newest_wanted(core, now), core.storage.newest_step
         if newest <= stored:
             return
         waited_s = now.mono - self._since
@@ -158,6 +151,26 @@ class Saving:
         text = f"nothing more is saved: {loss.describe(None, again=False)}"
         core.note(text, "", now)
         core.emit(Say(text=text))
+
+    def _say_unkept(self, core: Core, now: Now) -> None:
+        """Name the steps that were done after the newest that the nodes had kept, which is on storage."""
+        newest, stored = self._newest_wanted(core, now), core.storage.newest_step
+        if newest > stored:
+            text = unkept(newest, stored, core.world.local_stride)
+            core.note(text, "", now)
+            core.emit(Say(text=text))
+
+    def _newest_wanted(self, core: Core, now: Now) -> int:
+        """Return the newest step that was done, -1 if no later run needs it, or says itself what it repeats.
+
+        A job that is done needs none, and after a requeue the next run says it.
+        """
+        then = self._after(core)
+        if not core.config.checkpoint.memory or not isinstance(then, ToEnding) or then.code == 0:
+            return -1
+        if core.world.running:
+            core.steps.write(now, force=True)
+        return core.world.best_step
 
     def _say_none(self, core: Core, now: Now) -> None:
         """Say why there is nothing to save that storage does not have, if steps are lost by it."""
@@ -168,5 +181,7 @@ class Saving:
             does = "does" if len(away) == 1 else "do"
             why = f"{fold(away)} {does} not answer, or the agents there have ended"
             self._say_unsaved(core, why, now, fix=SEE_TO_NODES)
+        elif core.world.best_step - core.storage.newest_step < 2 * core.world.local_stride > 2:
+            self._say_unkept(core, now)
         else:
             self._say_unsaved(core, "no node that answers has all that belongs to a newer step", now)

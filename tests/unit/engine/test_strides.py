@@ -204,3 +204,19 @@ def test_a_training_that_ends_leaves_its_last_step_on_storage_whatever_the_local
     sim.run_until(lambda: sim.code is not None, within_s=120.0)
     assert sim.code == 0
     assert max(ref.step for ref in sim.storage.complete()) == 202
+
+
+def test_an_order_to_end_stores_the_newest_step_that_is_kept_and_names_those_after_it_that_are_lost() -> None:
+    sim = short()
+    rises(sim, 4)
+    sim.run_until(lambda: sim.training.newest % 4 == 1, within_s=5.0)
+    sim.term()
+    sim.run_to_end(within_s=60.0)
+    stored, newest = max(ref.step for ref in sim.storage.complete()), sim.training.newest
+    assert stored % 4 == 0
+    assert newest > stored
+    (told,) = [text for text in sim.said if " lost: " in text]
+    steps = f"steps {stored + 1} to {newest} are" if newest > stored + 1 else f"step {newest} is"
+    why = "snapshots were taken of multiples of 4 only (checkpoint.max_blocked_share)"
+    assert told == f"{steps} lost: {why}"
+    assert told in [event.text for event in sim.events(ev.Noted)]
