@@ -79,8 +79,7 @@ def visible_only() -> Iterator[None]:
 
     All output passes here, so that text of jobs, logs, Slurm and users controls no terminal.
     """
-    # A stream is None if the caller has closed it.
-    out, err = (s and cast(TextIO, VisibleStream(s)) for s in (sys.stdout, sys.stderr))
+    out, err = (cast(TextIO, VisibleStream(s)) for s in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         yield
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from slurm_robust.hooks import stages
 from slurm_robust.util.isolate import call
+from slurm_robust.util.standard_files import open_standard_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ BAD_USAGE = 64
 
 def program() -> NoReturn:
     """Run one hook and end immediately: taking an interpreter down takes a tenth of a hook's time."""
+    open_standard_files()
     try:
         code = main()
     except SystemExit as error:
@@ -43,7 +45,6 @@ def program() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one hook; its exit code. Only a prolog may have another one than 0."""
     args = list(sys.argv[1:] if argv is None else argv)
-    _open_standard_files()
     if (
         len(args) not in (1, 3)
         or args[0] not in (*stages.HOOKS, *stages.RECORDS, stages.WATCH)
@@ -128,15 +129,6 @@ def _report_in_child(
     from slurm_robust.hooks.child import report
 
     return report(name, error, paths, environ, closed=closed)
-
-
-def _open_standard_files() -> None:
-    """Open standard files if Slurm gives none: the next file that is opened would take their place."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -10,7 +10,15 @@ from typing import TypeVar
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    Group,
+    RenderableType,
+    RenderHook,
+    RenderResult,
+)
 from rich.padding import Padding
 from rich.progress import (
     BarColumn,
@@ -57,6 +65,8 @@ class Screen(Console):
             stderr=stderr,
             width=None if stream.isatty() else WIDTH,
         )
+        if not self.is_terminal:
+            self.push_render_hook(_Unpadded())
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return the segments of ``renderable``; only rich's own segments may control the terminal."""
@@ -65,6 +75,29 @@ class Screen(Console):
                 yield segment
             else:
                 yield Segment("".join(map(_shown, segment.text)), segment.style)
+
+
+class _Unpadded(RenderHook):
+    """Leaves out the blanks with which rich fills the ends of lines: files and programs need none."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Return all of ``renderables`` as one."""
+        return [_WithoutTrailingBlanks(Group(*renderables))]
+
+
+class _WithoutTrailingBlanks:
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in Segment.split_lines(console.render(self._shown, options)):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                text, style, control = line.pop()
+                line.append(Segment(text.rstrip(), style, control))
+            yield from line
+            yield Segment.line()
 
 
 def _shown(char: str) -> str:

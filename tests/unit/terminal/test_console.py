@@ -7,6 +7,8 @@ import io
 import threading
 
 import pytest
+from rich.console import Group
+from rich.text import Text
 
 from slurm_robust.terminal import console
 from slurm_robust.terminal.console import BYTES, Bar, track
@@ -64,3 +66,11 @@ def test_nothing_is_shown_where_there_is_no_terminal(terminal: Terminal) -> None
     with contextlib.redirect_stderr(terminal), Bar("verifying", 10, BYTES, quiet=True) as bar:
         bar.advance(5)
     assert (plain.getvalue(), terminal.getvalue()) == ("", "")
+
+
+def test_no_line_for_a_file_or_a_program_ends_with_blanks() -> None:
+    out = io.StringIO()
+    table = console.facts_table([("name", "a long value"), ("longer name", "b"), ("nothing", "")])
+    with contextlib.redirect_stdout(out):
+        console.show(Group(Text("head  "), "", table, console.indented("end")), lambda it: it, json=False)
+    assert out.getvalue() == "head\n\nname         a long value\nlonger name  b\nnothing\n  end\n"
