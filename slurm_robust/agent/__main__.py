@@ -38,9 +38,12 @@ class CannotBegin(SrobustError):
 
     exit_code = CANNOT_BEGIN
 
-    def __init__(self, message: str, fix: str, job_code: int = ExitCode.JOB_DIR) -> None:
-        """``job_code``: the exit code of the job if too many nodes are like this one."""
+    def __init__(self, message: str, fix: str, job_code: int = ExitCode.JOB_DIR, unseen: str = "") -> None:
+        """``job_code``: the exit code of the job if too many nodes are like this one; ``unseen``: the folder
+        that is not there, or lacks something, as one does that a container does not mount.
+        """
         super().__init__(message)
+        self.unseen = unseen
         self.fix = fix
         self.job_code = job_code
 
@@ -54,8 +57,16 @@ def main() -> int:
     try:
         agent = _make(node, job, arguments)
     except SrobustError as error:
-        code = error.job_code if isinstance(error, CannotBegin) else ExitCode.JOB_DIR
-        report = {"srobust_agent_error": str(error), "node": node, "fix": error.fix, "job_code": int(code)}
+        code, unseen = ExitCode.JOB_DIR, ""
+        if isinstance(error, CannotBegin):
+            code, unseen = ExitCode(error.job_code), error.unseen
+        report = {
+            "srobust_agent_error": str(error),
+            "node": node,
+            "fix": error.fix,
+            "job_code": int(code),
+            "unseen": unseen,
+        }
         print(msgspec.json.encode(report).decode(), flush=True)
         return CANNOT_BEGIN
     agent.run()
@@ -97,7 +108,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
     ports: tuple[int, ...] = arguments.ports
     spec = read_spec(job, arguments.run_id)
     if (lacking := missing(spec.kind, spec.command, spec.cwd)) is not None:
-        raise CannotBegin(lacking.text, lacking.fix, ExitCode.NO_INPUT)
+        raise CannotBegin(lacking.text, lacking.fix, ExitCode.NO_INPUT, lacking.folder)
     try:
         keys = load_client(job.keys)
     except SrobustError as error:
@@ -159,7 +170,9 @@ def read_spec(job: JobDirectory, run_id: str = "") -> JobSpec:
     except NotOurs as error:
         raise CannotBegin(f"cannot trust {job.spec}: {error}", _EXCHANGED) from error
     except OSError as error:
-        raise CannotBegin(f"cannot read {job.spec}: {error.strerror}", _SHARED) from error
+        raise CannotBegin(
+            f"cannot read {job.spec}: {error.strerror}", _SHARED, unseen=str(job.path.parent)
+        ) from error
     spec = decoded(
         msgspec.json.Decoder(JobSpec),
         content,

@@ -421,7 +421,8 @@ class AgentsConfig(Section):
         if self.python is None and self.is_contained:
             # Slurm searches the PATH of the node before the task is in the container.
             python = ("/usr/bin/env", "python3")
-        return Container(srun_options=options, python=(*self.wrapper, *python))
+        key = "agents.wrapper" if self.wrapper else "agents.srun_options" if self.is_contained else ""
+        return Container(srun_options=options, python=(*self.wrapper, *python), key=key)
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield options that a job may not set, and two containers in one."""

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from msgspec import structs
 
+from slurm_robust.model.container import OUTSIDE, Container
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import UNREADABLE, Record
@@ -36,6 +38,8 @@ class Refusal(msgspec.Struct):
     node: str
     fix: str = ""
     job_code: int = ExitCode.JOB_DIR
+    unseen: str = ""
+    """A folder that the agent does not see, or that lacks what it needs: a container may not mount it."""
 
     @property
     def text(self) -> str:
@@ -91,9 +95,16 @@ class _Output:
     """One step: its srun, and its output file, read as it grows."""
 
     def __init__(
-        self, path: Path, srun: _Process, nodes: tuple[str, ...], together: tuple[str, ...] = ()
+        self,
+        path: Path,
+        srun: _Process,
+        nodes: tuple[str, ...],
+        together: tuple[str, ...] = (),
+        container: Container = OUTSIDE,
     ) -> None:
         """``nodes``: with agents of this step; ``together``: all nodes that the step began with."""
+        begins = f"see that what {container.key} names begins there (docs/containers.md); "
+        self._fix = f"{begins if container.key else ''}all that was said is in {path}"
         self.path = path
         self.together = together or nodes
         self.is_let_go = False
@@ -146,7 +157,7 @@ class _Output:
             said = [*self._lines, self._rest.decode(errors="replace")]
             found.append(step_end(self._nodes, -1 if code is None else code, said))
             self._nodes = ()
-        return found
+        return [end if end.fix or not end.code else structs.replace(end, fix=self._fix) for end in found]
 
 
 class AgentSteps:
@@ -194,7 +205,7 @@ class AgentSteps:
                     raise
                 failed.update(dict.fromkeys(request.nodes, str(error)))
                 continue
-            self._outputs.append(_Output(path, handle, request.nodes))
+            self._outputs.append(_Output(path, handle, request.nodes, container=self._lent.container))
             self._leave_record(path, handle.pid, request.nodes)
         return failed
 
@@ -210,7 +221,9 @@ class AgentSteps:
                 continue
             nodes = tuple(node for node in srun.nodes if node not in known)
             known.update(nodes)
-            self._outputs.insert(0, output := _Output(path.with_suffix(".log"), srun, nodes, srun.nodes))
+            log = path.with_suffix(".log")
+            output = _Output(log, srun, nodes, srun.nodes, container=self._lent.container)
+            self._outputs.insert(0, output)
             if srun.let_go:
                 output.let_go()
 
@@ -267,9 +280,15 @@ class AgentSteps:
             except OSError:
                 continue  # storage does not answer now, and an end is judged by what srun said
             told = filter(None, map(_refusal, lines))
-            refusals += (refusal for refusal in told if refusal.node in output.nodes)
+            refusals += (self._as_mounted(refusal) for refusal in told if refusal.node in output.nodes)
             ends += output.ends(lines, code)
         return News(refusals=tuple(refusals), ends=tuple(ends))
+
+    def _as_mounted(self, refusal: Refusal) -> Refusal:
+        """Name first what the job's container may not mount, of which the agent inside knows nothing."""
+        if not (refusal.unseen and (how := self._lent.container.mount(refusal.unseen))):
+            return refusal
+        return structs.replace(refusal, fix=f"{how}; if it mounts that, {refusal.fix}")
 
     def why_ended(self) -> str | None:
         """Return why Slurm ended the job's own steps, as :func:`~slurm_robust.slurm.step_output.why_ended`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from enum import Enum
 
@@ -71,6 +72,10 @@ class Outlook(str, Enum):
     PASSES = "passes"  # slurmctld restarts, a daemon is busy
     STAYS = "stays"  # Slurm will not grant it, however often it is asked
     UNKNOWN = "unknown"
+
+
+OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
+"""In the message of a :class:`StepEnd`: agents ended for want of memory."""
 
 
 class StepEnd(Record):

@@ -103,7 +103,7 @@ class Lent:
     ) -> None:
         """Take ``lenders``, the companion of each node that is lent already; steps run in ``container``."""
         self._own = own
-        self._container = container
+        self.container = container
         self._held: dict[str, Allocation] = {}
         for node, job_id in (lenders or {}).items():
             self.add(job_id, node)
@@ -136,7 +136,7 @@ class Lent:
         ``command`` begins with this process's Python; ``environ``: that of the job, for nodes that are lent.
         """
         own = tuple(node for node in nodes if node not in self._held)
-        steps = partial(whole_node_steps, command=command, name=name, container=self._container)
+        steps = partial(whole_node_steps, command=command, name=name, container=self.container)
         found = steps(self._own, own)
         told = {OF_JOB: str(self._own.job_id), OF_NODES: environ.get("SLURM_JOB_NODELIST", "")}
         for node in nodes:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from slurm_robust.model.exits import Outlook, StepEnd
+from slurm_robust.model.exits import OUT_OF_MEMORY, Outlook, StepEnd
 from slurm_robust.util.hostlist import expand_if_valid
+from slurm_robust.util.text import one_line
 from slurm_robust.version import __version__
 
 _MAX_LINES = 4
+_MAX_SAID = 3
 _MAX_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
 # Messages of srun that report no error, or follow one.
@@ -60,14 +62,15 @@ _IMAGE = "the image, and all that is mounted, must be there on each node; option
 # What keeps a task from its beginning; the first that is found.
 _NOT_BEGUN = (
     (
-        re.compile(r"(no module named|module specification for) '?slurm_robust"),
+        # The agent imports slurm_robust and what that needs.
+        re.compile(r"no module named|module specification for|\bimporterror: "),
         f"install slurm_robust {__version__} with PyTorch where agents run, in the image if there is one, or "
         "name a Python that has it: agents.python (docs/containers.md)",
     ),
     (
         re.compile(r"env: \S*python\S*: no such file|execve\(\): \S+: no such file"),
-        "have that program on each node, in the image if there is one; which it is say agents.python and "
-        "agents.wrapper (docs/containers.md)",
+        "have that program on each node, in the image if there is one; agents.python and agents.wrapper name "
+        "it (docs/containers.md)",
     ),
     (re.compile(r"error: pyxis: "), f"{_IMAGE} (docs/containers.md)"),
 )
@@ -139,16 +142,18 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
     """Yield tasks that ended badly according to srun in ``lines``, while it goes on for the others.
 
     ``output`` has all lines of the step: slurmstepd's message about a task comes before or after, and so does
-    the traceback of one that ended by itself.
+    the traceback of one that ended by itself, or what the program said that should have started it.
     """
-    raised = last_raised(output)
+    raised, said = last_raised(output), _last_said(output)
     for line in lines:
         if (match := _TASKS.match(line.strip())) is None:
             continue
         code = _EXIT_CODE.search(match["how"])
         for node in expand_if_valid(match["nodes"]):
             if node in nodes:
-                message = _joined([line.strip(), *_of_stepd(node, output), *(raised if code else ())])
+                of_stepd = tuple(_of_stepd(node, output))
+                own = (raised or (() if of_stepd else said)) if code else ()
+                message = _joined([line.strip(), *of_stepd, *own])
                 yield StepEnd(
                     nodes=(node,),
                     code=int(code[1]) if code else -1,
@@ -172,6 +177,18 @@ def last_raised(lines: Iterable[str]) -> tuple[str, ...]:
         elif is_inside and _RAISED.match(line) and not _SLURMS.match(line):
             found, is_inside = line.strip(), False
     return (found,) if found else ()
+
+
+def _last_said(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the last lines that are not Slurm's; srun does not say whose they are.
+
+    None if an agent says by itself why it cannot begin.
+    """
+    said = [one_line(line) for line in lines if not (_SLURMS.match(line) or _is_harmless(line))]
+    if any("srobust_agent_error" in line for line in said):
+        return ()
+    # Who ran out of memory, Slurm says.
+    return tuple(dict.fromkeys(line for line in said if line and not OUT_OF_MEMORY.search(line)))[-_MAX_SAID:]
 
 
 def before_abort(lines: Sequence[str]) -> Sequence[str]:

@@ -29,6 +29,7 @@ class Missing(Record):
 
     text: str  # what
     fix: str  # what to do about it
+    folder: str = ""  # in which it should be; "" if it has none
 
 
 def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | None:
@@ -76,13 +77,15 @@ def missing_module(name: str, cwd: str) -> Missing | None:
 
 
 def _not_found(what: str, path: Path) -> Missing:
-    return Missing(text=f"{what} not found: {path}", fix="it must be there, at the same path, on all nodes")
+    fix = "it must be there, at the same path, on all nodes"
+    return Missing(text=f"{what} not found: {path}", fix=fix, folder=str(path.parent))
 
 
 def _no_module(name: str, cwd: str) -> Missing:
     return Missing(
         text=f"module not found: {name} (searched in {cwd} and in the path of {sys.executable})",
         fix="submit from the folder that holds it, set PYTHONPATH in the batch script, or install it",
+        folder=cwd,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from slurm_robust.engine.questions import LetGo, NoAnswer, StartAgents
 from slurm_robust.engine.units.witnesses import Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.exits import Outlook, StepEnd, Witness
+from slurm_robust.model.exits import OUT_OF_MEMORY, Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import AGENT, ZYGOTE, phase_times
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
@@ -265,7 +264,7 @@ class AgentStarts:
             if start is None or (end := start.end) is None:
                 continue
             heard = view.heard if view is not None else -math.inf
-            if _OOM.search(end.message):
+            if OUT_OF_MEMORY.search(end.message):
                 found.oom[node] = end.message
             if end.is_task and heard <= start.ended:
                 found.agents[node] = end.message
@@ -318,7 +317,6 @@ class AgentStarts:
         self._start(StartAgents(nodes=tuple(why), apart=apart(ends)), now)
 
 
-_OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 _TOLD = (StartAdvice.AGAIN, StartAdvice.DOWN, StartAdvice.UNSTARTED, StartAdvice.REFUSED)
 
 

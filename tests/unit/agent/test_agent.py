@@ -477,6 +477,7 @@ def test_a_job_directory_that_is_not_there_is_told_in_one_line(tmp_path: Path, c
     told = refusal(tmp_path)
     assert told["node"] == "n3"
     assert "job.json" in str(told["srobust_agent_error"])
+    assert told["unseen"] == (str(tmp_path.parent) if content is None else "")
     assert told["fix"]
 
 
@@ -492,7 +493,7 @@ def test_a_node_that_lacks_what_is_to_be_run_says_so_before_the_first_worker(
     told = refusal(tmp_path)
     assert "not found" in str(told["srobust_agent_error"])
     assert name.removeprefix("./") in str(told["srobust_agent_error"])
-    assert (told["job_code"], bool(told["fix"])) == (66, True)
+    assert (told["job_code"], bool(told["fix"]), told["unseen"]) == (66, True, str(tmp_path))
 
 
 def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make_job: MakeJob) -> None:

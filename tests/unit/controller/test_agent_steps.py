@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.model.container import OUTSIDE, Container
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.companion import Lent
@@ -25,10 +26,11 @@ NODES = ("n1", "n2", "n3")
 
 
 class Steps:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, container: Container = OUTSIDE) -> None:
         self.slurm = FakeSlurm()
         job = self.slurm.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
-        self.steps = AgentSteps(self.slurm, self.slurm.allocation(job), ("agent",), folder)
+        own = self.slurm.allocation(job)
+        self.steps = AgentSteps(self.slurm, own, ("agent",), folder, Lent(own, container=container))
         self.steps.start(NODES, 1)
         (self.output,) = folder.iterdir()
         (self.srun,) = self.slurm.cluster.launched
@@ -123,6 +125,48 @@ def test_an_agent_that_cannot_begin_says_so_itself(world: Steps) -> None:
     world.say('{"srobust_agent_error": "cannot read x", "node": "n2", "fix": "mount it"}\n{"srobust_agent_er')
     (refusal,) = world.steps.news().refusals
     assert (refusal.node, refusal.text) == ("n2", "cannot read x; fix: mount it")
+
+
+IMAGE = Container(python=("apptainer", "exec", "a.sif", "python3"), key="agents.wrapper")
+
+
+def test_of_a_wrapper_that_fails_its_words_are_told_with_the_key_and_the_file(tmp_path: Path) -> None:
+    world = Steps(tmp_path, IMAGE)
+    world.say("FATAL:   could not open image a.sif\nsrun: error: n2: task 1: Exited with exit code 255\n")
+    (end,) = world.steps.news().ends
+    assert "FATAL: could not open image a.sif" in end.message
+    assert "agents.wrapper" in end.fix
+    assert str(world.output) in end.fix
+
+
+def test_without_a_container_an_end_that_says_nothing_names_the_file(world: Steps) -> None:
+    world.say("srun: error: n2: task 1: Exited with exit code 1\n")
+    (end,) = world.steps.news().ends
+    assert end.fix == f"all that was said is in {world.output}"
+
+
+@pytest.mark.parametrize(
+    ("container", "how"),
+    [
+        (IMAGE, "--bind /jobs (docker: --volume) in agents.wrapper"),
+        (
+            Container(srun_options=("--container-image=a",), key="agents.srun_options"),
+            "--container-mounts=/jobs:/jobs in agents.srun_options",
+        ),
+    ],
+)
+def test_a_folder_that_no_agent_sees_is_one_that_the_container_may_not_mount(
+    container: Container, how: str, tmp_path: Path
+) -> None:
+    world = Steps(tmp_path, container)
+    said = '{"srobust_agent_error": "cannot read x", "node": "n2", "fix": "share it", "unseen": "/jobs"}\n'
+    world.say(said)
+    (refusal,) = world.steps.news().refusals
+    assert how in refusal.fix
+    assert refusal.fix.endswith("; if it mounts that, share it")
+    world.say(said.replace("/jobs", ""))
+    (refusal,) = world.steps.news().refusals
+    assert refusal.fix == "share it"
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model.exits import Outlook
-from slurm_robust.slurm.step_output import PREEMPTION, step_end, task_ends, why_ended
+from slurm_robust.slurm.step_output import PREEMPTION, last_raised, step_end, task_ends, why_ended
 from slurm_robust.version import __version__
 
 NODES = ("n1", "n2", "n3")
@@ -124,9 +124,7 @@ def test_the_exception_that_ended_an_agent_is_told() -> None:
     ],
 )
 def test_the_line_that_names_the_exception(last: str, told: str) -> None:
-    ended = "srun: error: n1: task 0: Exited with exit code 1"
-    (end,) = task_ends(NODES, [ended], [*TRACEBACK[:4], last])
-    assert end.message == (f"{ended} | {told}" if told else ended)
+    assert last_raised([*TRACEBACK[:4], last]) == ((told,) if told else ())
 
 
 def test_tasks_that_end_while_srun_goes_on() -> None:
@@ -137,7 +135,7 @@ def test_tasks_that_end_while_srun_goes_on() -> None:
         "srun: error: n3: task 2: Killed",
         "n9: task 4: Killed",
     ]
-    first, second, third = task_ends(NODES, lines, lines)
+    first, second, third = task_ends(NODES, lines, lines[:-1])
     assert (first.nodes, first.code) == (("n1",), 2)
     assert first.message == f"{lines[1]} | {lines[2]}"
     assert first.named == {"n1": first.message}
@@ -181,11 +179,13 @@ def test_why_slurm_ends_a_step(line: str, why: str | None) -> None:
         "/usr/bin/python3: No module named slurm_robust.agent",
         "/usr/bin/python3: Error while finding module specification for 'slurm_robust.agent' "
         "(ModuleNotFoundError: No module named 'slurm_robust')",
+        "ModuleNotFoundError: No module named 'msgspec'",
+        "ImportError: libzmq.so.5: cannot open shared object file: No such file or directory",
     ],
 )
-def test_an_image_without_slurm_robust_is_named_with_the_fix(said: str) -> None:
+def test_an_image_without_slurm_robust_or_what_it_needs_is_named_with_the_fix(said: str) -> None:
     line = "srun: error: n2: task 1: Exited with exit code 1"
-    (end,) = task_ends(NODES, [line], [said, line])
+    (end,) = task_ends(NODES, [line], [*TRACEBACK[:3], said, line])
     assert said in end.message
     assert f"install slurm_robust {__version__}" in end.fix
 
@@ -202,6 +202,36 @@ def test_a_program_that_the_image_lacks_is_named_with_the_fix(said: str) -> None
     (end,) = task_ends(NODES, [line], [said, line])
     assert said in end.message
     assert "agents.python" in end.fix
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["FATAL:   could not open image /shared/none.sif: no such file or directory"],
+        [
+            "Unable to find image 'none:1' locally",
+            "\x1b[31mdocker: Error response from daemon: pull access denied for none.\x1b[0m",
+            "",
+            "Run 'docker run --help' for more information",
+        ],
+    ],
+)
+def test_what_a_wrapper_says_before_it_fails_is_told(said: list[str]) -> None:
+    line = "srun: error: n2: task 1: Exited with exit code 255"
+    (end,) = task_ends(NODES, [line], [NO_BINDING, *said, *said, line])
+    told = [text.replace("\x1b[31m", "").replace("\x1b[0m", "") for text in said if text]
+    assert end.message.split(" | ") == [line, *(" ".join(text.split()) for text in told)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ['{"srobust_agent_error": "cannot read x", "node": "n1"}', "CUDA out of memory", "slurmd: usec=3", ""],
+)
+def test_of_a_task_that_fails_nothing_is_told_that_others_say(said: str) -> None:
+    """A refusal is told by itself, and who ran out of memory say srun and slurmstepd."""
+    line = "srun: error: n2: task 1: Exited with exit code 3"
+    (end,) = task_ends(NODES, [line], [said, line])
+    assert end.message == line
 
 
 def test_what_enroot_says_of_a_container_is_told() -> None:
