@@ -336,6 +336,8 @@ class StrideChanged(WorldEvent):
     """Seconds from a snapshot's completion until its peer has it."""
     local_stride: int = 1
     snapshots: SnapshotTimes | None = None
+    rising: bool = False
+    """A larger local stride may follow: what snapshots take with this one is not known yet."""
 
 
 class StorageWritten(WorldEvent):

@@ -75,11 +75,19 @@ class SnapshotTimes(Record):
 
     def describe(self) -> str:
         """Return ``one blocks training for 0.02 s and is whole after 0.3 s, and a step takes 0.1 s``."""
-        step_s = self.apart_s / self.stride
         return (
             f"one blocks training for {self.blocked_s:.2g} s and is whole after {self.whole_s:.2g} s, and a "
-            f"step takes {step_s:.2g} s"
+            f"step takes {self.repeats_s(1):.2g} s"
         )
+
+    def repeats_s(self, stride: int) -> float:
+        """Return for how many seconds training computes at most what a fault repeats at a local stride."""
+        return self.apart_s / self.stride * stride
+
+    def repeats(self, stride: int, *, rising: bool) -> str:
+        """Return ``a fault repeats up to 16 steps (1.6 s)``; ``rising``: the stride may still rise."""
+        so_far = " so far, and more if this still rises" if rising else ""
+        return f"a fault repeats up to {stride} steps ({self.repeats_s(stride):.2g} s){so_far}"
 
     @classmethod
     def worst(cls, every: Iterable[SnapshotTimes | None]) -> SnapshotTimes | None:

@@ -96,6 +96,8 @@ class World(Record, dict=True):
     """Snapshots of steps that are multiples of it go to peers."""
     local_stride: int = 1
     """Only of steps that are multiples of it are snapshots taken."""
+    rising: bool = False
+    """Whether the local stride may not have risen to where it has to be yet."""
     stored: ev.StorageWritten | None = None
     """The newest that went from memory to storage, in this job."""
     newest_on_storage: CheckpointId | None = None
@@ -274,7 +276,9 @@ def _(event: ev.CheckpointBanned, world: World) -> World:
 
 @follow.register
 def _(event: ev.StrideChanged, world: World) -> World:
-    return msgspec.structs.replace(world, stride=event.stride, local_stride=event.local_stride)
+    return msgspec.structs.replace(
+        world, stride=event.stride, local_stride=event.local_stride, rising=event.rising
+    )
 
 
 @follow.register

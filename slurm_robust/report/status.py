@@ -163,6 +163,8 @@ class Status(Record):
     """Snapshots in memory are taken of steps that are multiples of it."""
     snapshots: SnapshotTimes | None = None
     """What snapshots took when that was last changed, None if it never was."""
+    rising: bool = False
+    """The local stride may not have risen to where it has to be yet."""
     start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
@@ -202,6 +204,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
             f"{e.node}: {e.text}" if e.node else e.text for e in job.events if isinstance(e, ev.Noted)
         ),
         local_stride=state.world.local_stride,
+        rising=state.world.rising,
         snapshots=next((e.snapshots for e in strides if e.snapshots is not None), None),
         training=state.training,
         chapter=state.continued.chapter if state.continued is not None else int(bool(state.training)),
@@ -418,8 +421,10 @@ def render(status: Status) -> RenderableType:
             )
             stored += f"{advice.mtbf_s:.0f} s so far"
     if status.local_stride > 1:
-        why = f", since {status.snapshots.describe()}" if status.snapshots is not None else ""
-        snapshots = f"of steps that are multiples of {status.local_stride} only{why}"
+        snapshots = f"of steps that are multiples of {status.local_stride} only"
+        if (times := status.snapshots) is not None:
+            repeats = times.repeats(status.local_stride, rising=status.rising)
+            snapshots += f", since {times.describe()}; {repeats}"
     nodes = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
     # Standbys that are set aside have their own line.
     standbys = ((node, row) for node, row in status.standbys.items() if node not in status.aside)

@@ -8,6 +8,7 @@ of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from slurm_robust.engine.clock import Now
@@ -25,6 +26,10 @@ SETTLE_S = 5.0
 MAX_SETTLE_S = 1200.0
 # All copies of the largest jobs take 0.05 s to look through.
 LOOK_EVERY_S = 0.25
+# While the local stride rises, the job's log says so once a fault repeats steps of so many seconds, and again
+# after so long at the soonest.
+REPEATS_S = 1.0
+TELL_EVERY_S = 30.0
 # The local stride is raised in parts if it would take longer than this to come to a step that all ranks keep.
 NEAR_S = 2.0
 
@@ -38,7 +43,8 @@ class Strides:
         self._wanted = 0  # the local stride that is about to be ordered, 0 for none
         self._known, self._newest = 0, -1  # the stride that all agents have shown, and the newest step then
         self._settle_s, self._was_lowered = SETTLE_S, False
-        self._told = context.world.local_stride
+        self._told = context.world.local_stride, context.world.rising
+        self._told_at = -math.inf
         self._looked = now.mono
 
     def step(self, records: list[Progress], step_s: float, now: Now) -> None:
@@ -50,7 +56,11 @@ class Strides:
             if heartbeat.generation == world.generation
         }
         self._see(heartbeats, records)
-        local, times = self._next_local(heartbeats, step_s, now), self._times(heartbeats)
+        times = self._times(heartbeats)
+        share = self._context.config.checkpoint.max_blocked_share
+        target = next_local_stride(times, share) if times is not None else 0
+        local = self._next_local(heartbeats, target, step_s, now)
+        rising = local > world.local_stride or (world.rising and not 0 < target <= world.local_stride)
         lag_s = max((b.lag_s for b in heartbeats.values()), default=0.0)
         stride = world.stride
         if now.mono - self._changed > SETTLE_S:
@@ -58,10 +68,22 @@ class Strides:
         # Agents that still take fewer snapshots have no others to send.
         shown = max((b.local_stride for b in heartbeats.values()), default=0)
         stride = max(stride, local, self._wanted, shown)
-        if (stride, local) != (world.stride, world.local_stride):
-            self._change(stride, local, step_s, lag_s, times, now)
+        if (stride, local, rising) != (world.stride, world.local_stride, world.rising):
+            change = ev.StrideChanged(
+                t=now.wall,
+                generation=world.generation,
+                stride=stride,
+                seconds_per_step=step_s,
+                lag_s=lag_s,
+                local_stride=local,
+                snapshots=times,
+                rising=rising,
+            )
+            self._change(change, now)
         elif now.mono - self._paced > RESEND_S:
             self._send(now)
+        if times is not None:
+            self._tell(times, target, now)
 
     def _see(self, heartbeats: Mapping[str, Heartbeat], records: list[Progress]) -> None:
         """Note since when all agents know the stride; agents of older releases do not show it."""
@@ -80,17 +102,13 @@ class Strides:
         is_new = times is not None and times.stride == self._context.world.local_stride
         return times if is_new else None
 
-    def _next_local(self, heartbeats: Mapping[str, Heartbeat], step_s: float, now: Now) -> int:
-        """Return the local stride from now on."""
-        world, times = self._context.world, self._times(heartbeats)
-        if times is not None:
-            target = next_local_stride(times, self._context.config.checkpoint.max_blocked_share)
+    def _next_local(self, heartbeats: Mapping[str, Heartbeat], target: int, step_s: float, now: Now) -> int:
+        """Return the local stride from now on; ``target``: what it should be, 0 while that is unknown."""
+        world = self._context.world
+        if target:
             if target < world.local_stride:
                 self._wanted = 0
                 return target if now.mono - self._changed > self._settle_s else world.local_stride
-            if target == world.local_stride != self._told:
-                self._told = target
-                self._context.emit(Say(text=_told(times)))
             near = power_of_two(NEAR_S / step_s) if step_s > 0 else 1
             target = min(target, max(2 * world.local_stride, near))
             if target <= world.local_stride:
@@ -113,22 +131,10 @@ class Strides:
                 return False
         return found is not None
 
-    def _change(
-        self, stride: int, local: int, step_s: float, lag_s: float, times: SnapshotTimes | None, now: Now
-    ) -> None:
-        context, world = self._context, self._context.world
-        before, self._changed = world.local_stride, now.mono
-        context.record(
-            ev.StrideChanged(
-                t=now.wall,
-                generation=world.generation,
-                stride=stride,
-                seconds_per_step=step_s,
-                lag_s=lag_s,
-                local_stride=local,
-                snapshots=times,
-            )
-        )
+    def _change(self, change: ev.StrideChanged, now: Now) -> None:
+        before, local = self._context.world.local_stride, change.local_stride
+        self._changed = now.mono
+        self._context.record(change)
         self._send(now)
         if local == before:
             return
@@ -137,6 +143,16 @@ class Strides:
             if self._was_lowered:
                 self._settle_s = min(2 * self._settle_s, MAX_SETTLE_S)
         self._was_lowered = local < before
+
+    def _tell(self, times: SnapshotTimes, target: int, now: Now) -> None:
+        """Say in the job's log of which steps snapshots are taken: at once when that is as it has to be."""
+        to_tell = local, rising = self._context.world.local_stride, self._context.world.rising
+        if to_tell == self._told:
+            return
+        is_due = times.repeats_s(local) >= REPEATS_S and now.mono - self._told_at >= TELL_EVERY_S
+        if (rising and is_due) or (not rising and target == local):
+            self._told, self._told_at = to_tell, now.mono
+            self._context.emit(Say(text=_told(local, times, rising=rising)))
 
     def _send(self, now: Now) -> None:
         self._paced, state = now.mono, self._context.state
@@ -150,12 +166,12 @@ class Strides:
             self._context.send(node, order)
 
 
-def _told(times: SnapshotTimes) -> str:
-    """Return the line for the job's log, once the local stride is as it has to be."""
-    stride, why = times.stride, f"since {times.describe()} (checkpoint.max_blocked_share)"
+def _told(stride: int, times: SnapshotTimes, *, rising: bool) -> str:
+    """Return the line for the job's log."""
+    why = f"since {times.describe()} (checkpoint.max_blocked_share)"
     if stride == 1:
         return f"snapshots in memory of every step again, {why}"
     return (
-        f"snapshots in memory of steps that are multiples of {stride} only, {why}; a fault repeats up to "
-        f"{stride} steps"
+        f"snapshots in memory of steps that are multiples of {stride} only, {why}; "
+        f"{times.repeats(stride, rising=rising)}"
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig
-from slurm_robust.engine.units.strides import SETTLE_S
+from slurm_robust.engine.units.strides import SETTLE_S, TELL_EVERY_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.journal import fold
@@ -58,7 +60,7 @@ def test_within_seconds_only_so_many_steps_are_kept_as_block_little() -> None:
     assert [line for line in sim.said if "snapshots in memory" in line] == [
         "snapshots in memory of steps that are multiples of 4 only, since one blocks training for 0.004 s "
         "and is whole after 0.3 s, and a step takes 0.1 s (checkpoint.max_blocked_share); a fault repeats up "
-        "to 4 steps"
+        "to 4 steps (0.4 s)"
     ]
 
 
@@ -75,7 +77,36 @@ def test_very_short_steps_are_kept_far_apart_in_a_few_strides() -> None:
     raised = sorted({local for _, local in strides(sim)})
     assert len(raised) < 8
     sim.run(60.0)
-    assert sum("snapshots in memory" in line for line in sim.said) == 1
+    assert sum("snapshots in memory" in line for line in sim.said) == 2
+
+
+def test_that_much_is_repeated_is_said_while_the_stride_rises_and_again_once_it_is_as_it_has_to_be() -> None:
+    sim = short(whole_s=0.5, blocked_s=0.08)
+    sim.run_until(lambda: sim.step >= 0, within_s=60.0)
+    sim.run_until(lambda: any("snapshots in memory" in line for line in sim.said), within_s=12.0)
+    assert sim.state.world.rising
+    first = sim.said[-1]
+    assert f"; a fault repeats up to {local(sim)} steps (" in first
+    assert first.endswith(" so far, and more if this still rises")
+    assert local(sim) < 128
+    sim.run_until(lambda: local(sim) == 128, within_s=60.0)
+    sim.run_until(lambda: not sim.state.world.rising, within_s=60.0)
+    assert sim.said[-1].endswith("; a fault repeats up to 128 steps (13 s)")
+    settled = sim.events(ev.StrideChanged)[-1]
+    assert settled.snapshots is not None
+    assert settled.snapshots.stride == settled.local_stride == 128
+
+
+def test_while_the_stride_rises_for_long_there_is_a_line_every_half_minute_at_most() -> None:
+    sim = short(whole_s=0.5, blocked_s=0.03)
+    told, seen = [], 0
+    for _ in range(120):
+        sim.training.blocked_s *= 1.02  # more and more
+        sim.run(1.0)
+        told += [sim.now for line in sim.said[seen:] if line.endswith("if this still rises")]
+        seen = len(sim.said)
+    assert len(told) > 1
+    assert min(after - before for before, after in pairwise(told)) >= TELL_EVERY_S - 1.0
 
 
 def test_steps_that_are_long_enough_are_all_kept() -> None:

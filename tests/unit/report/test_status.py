@@ -109,9 +109,13 @@ def test_that_only_some_steps_are_kept_and_why() -> None:
     lagging = structs.replace(raised, t=3.0, stride=64, snapshots=None)
     text = (
         "of steps that are multiples of 16 only, since one blocks training for 0.013 s and is whole after "
-        "0.31 s, and a step takes 0.1 s"
+        "0.31 s, and a step takes 0.1 s; a fault repeats up to 16 steps (1.6 s)"
     )
     assert text in shown(launched(), raised, lagging)
+    assert f"{text} so far" not in shown(launched(), raised)
+    assert f"{text} so far, and more if this still rises" in shown(
+        launched(), structs.replace(raised, rising=True)
+    )
     assert "snapshots" not in shown(launched())
     assert "snapshots" not in shown(launched(), raised, structs.replace(lagging, local_stride=1))
 
