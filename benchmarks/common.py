@@ -30,6 +30,8 @@ INSIDE_HOME = f"/home/{USER}"
 TRAINING = "training.py"
 _PACKAGES = ("slurm_robust", "torch", "pyzmq", "msgspec")
 NVRX = OUT / "nvrx"
+EVERY_STEP = {"SROBUST_CONFIG_CHECKPOINT_MAX_BLOCKED_SHARE": "null"}
+"""Settings of a job that keeps every step, however short: what it repeats is no part of a measurement."""
 
 
 Folder = tuple[Path, str]

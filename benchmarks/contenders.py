@@ -170,6 +170,7 @@ def _settings(folder: Folder, save: str) -> dict[str, object]:
         "BENCH_SAVE": save,
         "BENCH_STEPS": STEPS,
         "BENCH_KILL_STEP": KILL_STEP,
+        **common.EVERY_STEP,
         "OMP_NUM_THREADS": 1,
         "PYTHONDONTWRITEBYTECODE": 1,
     }

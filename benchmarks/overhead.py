@@ -187,6 +187,7 @@ def _script(folder: tuple[Path, str], every: int) -> str:
         "BENCH_SAVE": "report",
         "BENCH_STEPS": STEPS,
         "BENCH_EVERY": every,
+        **common.EVERY_STEP,
         # Short steps: what is done in each of them weighs most, and a turn has many.
         "BENCH_LAYERS": 1,
         "OMP_NUM_THREADS": 1,

@@ -63,6 +63,7 @@ def measure(sandbox: Sandbox, rep: int, slot: int) -> Sample:
     """One job, one power cut of the node in ``slot``, which is on again afterwards."""
     folder = common.folder_for(sandbox, f"power-{rep}")
     settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "srobust", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
+    settings |= common.EVERY_STEP
     options = f"--job-dir {folder[1]}/jobs --spares {SPARES} --nproc-per-node 1"
     script = f"{common.exports(settings)}\nexec srobust run {options} ../{common.TRAINING}"
     nodes = f"--nodes={NODES + SPARES}"

@@ -206,6 +206,7 @@ def _srobust(
     more: str = "",
 ) -> Sample:
     settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "srobust", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
+    settings |= common.EVERY_STEP
     options = f"{more}--job-dir {folder[1]}/jobs --spares {case.spares} --nproc-per-node 1"
     script = f"{common.exports(settings)}\nexec srobust run {options} ../{common.TRAINING}"
     requeue = "--requeue=expedite" if slurm_version() >= EXPEDITES else "--requeue"
