@@ -17,6 +17,7 @@ from slurm_robust.config.jobfile import collect
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.reader import Layers, as_yaml, parse, read_file, schema_keys
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.util.text import count
 
 
 def register(commands: Commands) -> None:
@@ -55,13 +56,13 @@ def _check_file(path: Path) -> str:
         if refusal and nodefile.is_usual(path.absolute()):
             node.problems.append(Problem(refusal))
         node.build()
-        text = f"{len(node.values)} sections of a node's configuration"
+        text = f"{count(len(node.values), 'section')} of a node's configuration"
         return f"{text}, but hooks would refuse the file as it is here: {refusal}" if refusal else text
     job = Layers(JobConfig)
     job.add_yaml(content, str(path))
     check_log_rules(job.build(), Path.cwd())
-    count = sum(tuple(name.split(".")) in job.places for name in schema_keys(JobConfig))
-    return f"{count} keys"
+    found = sum(tuple(name.split(".")) in job.places for name in schema_keys(JobConfig))
+    return count(found, "key")
 
 
 def is_node_file(text: bytes) -> bool:

@@ -7,15 +7,17 @@ What pyxis and enroot do is read in their sources: pyxis 0.24 (``args.c``, ``pyx
 from __future__ import annotations
 
 import os.path
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 
 IMAGE, NAME, MOUNTS = "--container-image", "--container-name", "--container-mounts"
+_WORKDIR = "--container-workdir"
 _AS_OUTSIDE = "--no-container-remap-root"
 _LISTS = (MOUNTS, "--container-env")
-_VALUED = (IMAGE, NAME, *_LISTS, "--container-workdir", "--network")
+_VALUED = (IMAGE, NAME, *_LISTS, _WORKDIR, "--network")
 _FLAGS = (
     "--container-mount-home",
     "--no-container-mount-home",
@@ -27,6 +29,9 @@ _FLAGS = (
     _AS_OUTSIDE,
 )
 _OTHERS = ("--propagate",)
+# What begins another option in the value of one; a path may have blanks, too.
+_NEXT = re.compile(r"(?:^|\s+)(?=--[a-z]|-[A-Za-z](?:\s|\d|$))")
+_HOME = re.compile(r"(^|[,:])~")
 _FAMILIES = ("--container-", "--no-container-")
 _REFUSED = {
     "--container-remap-root": (
@@ -106,10 +111,18 @@ def _check_name(name: str, word: str) -> None:
 
 
 def _check_value(name: str, value: str | None) -> None:
+    if value is not None and _NEXT.search(value):
+        words = [word for word in _NEXT.split(f"{name}={value}".replace("=-", " -", 1)) if word]
+        raise BadOption(
+            f"has several options in one word: {' '.join(words)!r}",
+            f"write each by itself: [{', '.join(words)}]",
+        )
     if name in _VALUED and not value:
         raise BadOption(f"has {name} without a value", f"write {name}=VALUE")
     if name in _FLAGS and value is not None:
         raise BadOption(f"has {name} with the value {value!r}, and it takes none", f"write {name} alone")
+    if name in (IMAGE, MOUNTS, _WORKDIR) and value is not None and _HOME.search(value):
+        raise BadOption(f"has {name}={value}, in which nothing expands '~'", "write the whole path")
     if name == NAME and value is not None and value.endswith(":create"):
         raise BadOption(
             f"has {NAME}={value}, with which no agent could be started a second time on its node",

@@ -31,6 +31,8 @@ _HIGHEST_PORT = 65535
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
+_Word = Annotated[str, Meta(pattern="^[^~]", title="a word that is not empty and does not begin with ~")]
+_Program = Annotated[str, Meta(pattern="^[^~$][^$]*$", title="a program, without ~ and $")]
 _Streams = Annotated[int, Meta(ge=1, le=16, title="an integer from 1 to 16")]
 _Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
 _SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of seconds, or 0 for none")]
@@ -392,18 +394,16 @@ class AgentsConfig(Section):
 
     srun_options: Annotated[
         tuple[_NonEmpty, ...],
-        Meta(examples=[["--container-image=/shared/train.sqsh", "--container-name=train"]]),
+        Meta(examples=[["--container-image=/shared/train.sqsh", "--container-mounts=/datasets"]]),
     ] = ()
     """Options of the sruns that start them: ``--container-*`` and ``--no-container-*`` of
     [pyxis](containers.md#pyxis), ``--network``, ``--propagate``. ``--container-mounts`` gets ``/dev/shm`` and
     the job's folders, unless it has them."""
 
-    wrapper: Annotated[
-        tuple[_NonEmpty, ...], Meta(examples=[["apptainer", "exec", "--nv", "train.sif"]])
-    ] = ()
+    wrapper: Annotated[tuple[_Word, ...], Meta(examples=[["apptainer", "exec", "--nv", "train.sif"]])] = ()
     """Command that starts another one in a container: [Apptainer](containers.md#apptainer), for instance."""
 
-    python: Annotated[_NonEmpty | None, Meta(examples=["/opt/venv/bin/python"])] = None
+    python: Annotated[_Program | None, Meta(examples=["/opt/venv/bin/python"])] = None
     """Python with slurm_robust and PyTorch on the nodes or in their container. ``null``: that of ``srobust
     run``, and in a container the first ``python3`` of its ``PATH``."""
 
@@ -425,13 +425,21 @@ class AgentsConfig(Section):
         return Container(srun_options=options, python=(*self.wrapper, *python), key=key)
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield options that a job may not set, and two containers in one."""
-        try:
-            options = container.parsed(self.srun_options)
-        except container.BadOption as error:
-            yield Contradiction(keys=("srun_options",), text=f"srun_options {error}", fix=error.fix)
-            return
-        if self.wrapper and container.is_contained(options):
+        """Yield a command line in one word, and two containers in one."""
+        # A program whose path has blanks can stand behind /usr/bin/env.
+        if len(words := self.wrapper[0].split() if self.wrapper else []) > 1:
+            yield Contradiction(
+                keys=("wrapper",),
+                text=f"wrapper begins with the program {self.wrapper[0]!r}, with blanks in its name",
+                fix=f"write each word by itself: [{', '.join((*words, *self.wrapper[1:]))}]",
+            )
+        if self.python is not None and " -" in self.python:
+            yield Contradiction(
+                keys=("python",),
+                text=f"python is {self.python!r}: it must be a program without options",
+                fix="write the program alone; export PYTHONOPTIMIZE=1 in the batch script does what -O does",
+            )
+        if self.wrapper and container.is_contained(self.srun_options):
             yield Contradiction(
                 keys=("wrapper", "srun_options"),
                 text="srun_options and wrapper both start a container",
@@ -632,7 +640,15 @@ class JobConfig(Section):
     wrong usage; 0 is success and always final."""
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield names that cannot be used, ports that collide, and metrics of nothing."""
+        """Yield names that cannot be used, ports that collide, and metrics of nothing.
+
+        And mounts in the place of folders that are known without the job.
+        """
+        folders = (self.job_dir, self.checkpoint.directory, *self.checkpoint.places.values())
+        try:
+            self.agents.container([folder for folder in folders if folder and folder.startswith("/")])
+        except container.BadOption as error:
+            yield Contradiction(keys=("agents.srun_options",), text=f"srun_options {error}", fix=error.fix)
         if self.training is not None and not is_name(self.training):
             yield Contradiction(
                 keys=("training",),

@@ -78,7 +78,10 @@ def environment_name(key: str) -> str:
 
 
 def add_text(layers: Layers[JobConfig], name: str, text: str, place: ValueOrigin) -> None:
-    """Set a key to the text of an option or variable. Commas separate the items of a list."""
+    """Set a key to the text of an option or variable.
+
+    Commas separate the items of a list, or it is one of YAML: ``[a, "b,c"]``.
+    """
     key = schema_keys(JobConfig).get(name)
     layers.add(name, text if key is None else _value(types_of(key.kind), text), place)
 
@@ -87,7 +90,14 @@ def _value(kinds: list[Any], text: str) -> object:
     if text == "null" and type(None) in kinds:
         return None
     if items := next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None):
-        return [_value(types_of(items), item.strip()) for item in text.split(",") if item.strip()]
+        kinds = types_of(items)
+        if not text.lstrip().startswith("["):
+            return [_value(kinds, item.strip()) for item in text.split(",") if item.strip()]
+        try:
+            # Of strings none is taken for a number.
+            return yaml.load(text, yaml.BaseLoader if str in kinds else yaml.SafeLoader)
+        except (yaml.YAMLError, ValueError):
+            return text
     # A string is taken as it is: a folder named 2024 is not a number.
     return text if str in kinds else _scalar(text)
 

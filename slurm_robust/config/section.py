@@ -23,7 +23,8 @@ Number = Annotated[float, Meta(ge=0, le=FINITE, title="a number of 0 or more")]
 Seconds = Annotated[float, Meta(gt=0, le=FINITE, title="a number of seconds above 0")]
 Factor = Annotated[float, Meta(ge=1, le=FINITE, title="a number of 1 or more")]
 Share = Annotated[float, Meta(ge=0, le=1, title="a share from 0 to 1 (0.1 is ten percent)")]
-Folder = Annotated[str, Meta(min_length=1, title="the name of a folder")]
+# A folder named "~" or "$USER" would be made.
+Folder = Annotated[str, Meta(pattern="^[^~$][^$]*$", title="the name of a folder, without ~ and $")]
 SECRET = "secret"
 """Key in ``Meta(extra=...)`` of a field whose value is never shown."""
 

@@ -43,7 +43,7 @@ def test_check_accepts_good_files_and_refuses_bad(tmp_path: Path, capsys: pytest
     good.write_text("spares: 1\n")
     bad.write_text("spare: 1\n")
     assert main(["config", "check", str(good)]) == 0
-    assert "good.yaml: good, 1 keys" in capsys.readouterr().out
+    assert "good.yaml: good, 1 key\n" in capsys.readouterr().out
     assert main(["config", "check", str(good), str(bad)]) == 78
     assert "bad.yaml, line 1: unknown key spare; did you mean spares" in capsys.readouterr().err
 
@@ -55,7 +55,7 @@ def test_check_reports_the_problems_of_all_files(tmp_path: Path, capsys: pytest.
     second.write_text("limits: [\n")
     assert main(["config", "check", str(first), str(good), str(second), str(tmp_path / "none.yaml")]) == 78
     out, err = capsys.readouterr()
-    assert "good.yaml: good, 1 keys" in out
+    assert "good.yaml: good, 1 key\n" in out
     assert "first.yaml, line 1: unknown key spare" in err
     assert "first.yaml, line 2: nodes must be an integer" in err
     assert "second.yaml, line 2, column 1: not valid YAML" in err

@@ -34,6 +34,11 @@ def test_an_option_may_have_its_value_in_its_word_or_in_the_next(words: tuple[st
     assert parsed(words) == (IMAGE, "--container-writable")
 
 
+def test_a_path_may_have_blanks_and_dashes() -> None:
+    word = "--container-image=/my images/a - b -- c-d -final.sqsh"
+    assert parsed([word]) == (word,)
+
+
 @pytest.mark.parametrize(
     "word", ["--network=no_vni", "--propagate", "--propagate=NOFILE", "--container-new=1"]
 )
@@ -84,6 +89,23 @@ def test_what_would_change_the_step_is_refused_with_the_fix(word: str) -> None:
         (("--container-unshare=net",), "network", "leave it out"),
         (("--container-save=/x",), "each node", "an srun of its own"),
         (("--container-name=a:create",), "a second time", "--container-name=a"),
+        (("--container-image=~/a.sqsh",), "nothing expands '~'", "the whole path"),
+        ((IMAGE, "--container-mounts=/a:/a,~/b:/b"), "nothing expands '~'", "the whole path"),
+        (
+            ("--container-image=/x --container-mounts=/tmp:/a",),
+            "several options in one word",
+            "[--container-image=/x, --container-mounts=/tmp:/a]",
+        ),
+        (
+            ("--container-image", "/x --ntasks=3 -N2"),
+            "several options in one word",
+            "[--container-image=/x, --ntasks=3, -N2]",
+        ),
+        (
+            (IMAGE, "--container-writable --container-mounts=/a"),
+            "several options in one word",
+            "[--container-writable, --container-mounts=/a]",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_fix(words: tuple[str, ...], text: str, fix: str) -> None:
@@ -101,6 +123,51 @@ def test_the_configuration_names_key_and_place_of_a_refused_option() -> None:
     layers.add_yaml(f"agents: {{srun_options: [{IMAGE}], wrapper: [apptainer]}}".encode(), "job.yaml")
     with pytest.raises(InvalidSettings, match="both start a container"):
         layers.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            f"agents: {{srun_options: [{IMAGE}, '--container-mounts=/other:/dev/shm']}}",
+            "job.yaml, line 1: agents.srun_options mounts /other on /dev/shm",
+        ),
+        (
+            f"agents: {{srun_options: [{IMAGE}, '--container-mounts=/dev/shm:/dev/shm:ro']}}",
+            "agents.srun_options mounts /dev/shm read-only",
+        ),
+        (
+            f"agents: {{srun_options: [{IMAGE}, '--container-mounts=/other:/home/me']}}\n"
+            "job_dir: /home/me/jobs",
+            "where the job needs /home/me/jobs as it is outside",
+        ),
+        (
+            f"agents: {{srun_options: [{IMAGE}, '--container-mounts=/a:/scratch']}}\n"
+            "checkpoint: {local_directory: /scratch/me}",
+            "where the job needs /scratch/me as it is outside",
+        ),
+        ("agents: {python: ~/venv/bin/python}", "agents.python must be a program, without ~ and $"),
+        ("agents: {python: python -O}", "agents.python is 'python -O': it must be a program without options"),
+        ("agents: {wrapper: [apptainer, exec, ~/a.sif]}", "agents.wrapper[2] must be"),
+        (
+            "agents: {wrapper: [apptainer exec a.sif]}",
+            "fix: write each word by itself: [apptainer, exec, a.sif]",
+        ),
+        (
+            "agents: {wrapper: [apptainer exec, a.sif]}",
+            "fix: write each word by itself: [apptainer, exec, a.sif]",
+        ),
+        ("checkpoint: {directory: ~/ckpt}", "checkpoint.directory must be the name of a folder, without ~"),
+        ("job_dir: /scratch/$USER", "job_dir must be the name of a folder, without ~ and $"),
+    ],
+)
+def test_what_cannot_start_is_refused_when_the_configuration_is_read(text: str, expected: str) -> None:
+    layers = Layers(JobConfig)
+    layers.add_yaml(text.encode(), "job.yaml")
+    with pytest.raises(InvalidSettings) as caught:
+        layers.build()
+    assert expected in str(caught.value)
+    assert len(caught.value.problems) == 1
 
 
 def test_missing_mounts_come_first_and_ids_stay_those_outside() -> None:

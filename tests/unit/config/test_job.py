@@ -24,7 +24,7 @@ def refused(text: str) -> str:
         ("nodes: 0", "nodes must be an integer of 1 or more, or null, got the number 0"),
         ("spares: -1", "spares must be an integer of 0 or more, got the number -1"),
         ("nproc_per_node: 0", "nproc_per_node must be an integer of 1 or more"),
-        ("job_dir: ''", "job_dir must be the name of a folder or null"),
+        ("job_dir: ''", "job_dir must be the name of a folder, without ~ and $"),
         (
             "preload: [not a module]",
             "preload has 'not a module', which is not a module name\n  fix: write names",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import add_text, collect, environment_name, from_environment
-from slurm_robust.config.reader import Layers, ValueOrigin, schema_keys
+from slurm_robust.config.reader import Layers, ValueOrigin, schema_keys, types_of
 from slurm_robust.model.errors import ExitCode
 
 
@@ -109,6 +110,34 @@ def test_each_key_can_be_set_in_the_environment() -> None:
     for name, (_, value) in said.items():
         section, _, leaf = name.rpartition(".")
         assert getattr(getattr(found, section) if section else found, leaf) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("preload", "[a, b]", ("a", "b")),
+        ("preload", "[]", ()),
+        ("final_exit_codes", "[2, 3]", (2, 3)),
+        ("replay.args", "[--sizes, '1,2', 3, no]", ("--sizes", "1,2", "3", "no")),
+    ],
+)
+def test_a_list_in_brackets_is_that_of_yaml(key: str, text: str, value: tuple[object, ...]) -> None:
+    found = option(key, text).build()
+    section, _, leaf = key.rpartition(".")
+    assert getattr(getattr(found, section) if section else found, leaf) == value
+
+
+def test_each_key_with_a_list_takes_its_items_in_brackets_as_with_commas() -> None:
+    for key in schema_keys(JobConfig).values():
+        if any(get_origin(kind) is tuple for kind in types_of(key.kind)):
+            text = "2,3" if key.name == "final_exit_codes" else "/a,/b"
+            lists = (option(key.name, text), option(key.name, f"[{text}]"))
+            assert lists[0].values == lists[1].values != {}
+
+
+@pytest.mark.parametrize("text", ["[docker,run", "[docker],run", "[[docker]]", "[docker: run]"])
+def test_brackets_that_are_no_list_of_words_are_refused(text: str) -> None:
+    assert "option --set agents.wrapper" in str(refused(option("agents.wrapper", text)))
 
 
 def test_names_in_the_environment_are_unique_and_none_is_a_worker_variable() -> None:

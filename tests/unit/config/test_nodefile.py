@@ -310,7 +310,7 @@ def test_a_draft_is_good_and_the_command_says_that_hooks_would_refuse_it(
     draft.write_text("gpu: {count: 8}\n")
     draft.chmod(0o666)
     assert main(["config", "check", str(draft)]) == 0
-    assert "good, 1 sections of a node's configuration, but hooks would refuse" in capsys.readouterr().out
+    assert "good, 1 section of a node's configuration, but hooks would refuse" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["config.yaml", "conf.d", "conf.d/z.yaml", "."])
@@ -413,5 +413,5 @@ def test_the_command_checks_files_of_both_kinds(tmp_path: Path, capsys: pytest.C
     node.write_text("gpu: {count: x}\n")
     assert main(["config", "check", str(node)]) == 78
     told = capsys.readouterr()
-    assert "1 sections of a node's configuration" in told.out
+    assert "1 section of a node's configuration" in told.out
     assert "gpu.count must be an integer" in told.err

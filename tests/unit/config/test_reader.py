@@ -104,9 +104,12 @@ def test_an_unknown_key_is_named_with_the_closest_ones(text: str, expected: str)
         ),
         (
             "job_dir: 7",
-            "job_dir must be the name of a folder or null, got the number 7\n  fix: write for example ",
+            "job_dir must be the name of a folder, without ~ and $, or null, got the number 7\n  fix: ",
         ),
-        ("job_dir: {a: b}", "job_dir must be the name of a folder or null, got the mapping {'a': 'b'}"),
+        (
+            "job_dir: {a: b}",
+            "job_dir must be the name of a folder, without ~ and $, or null, got the mapping {'a': 'b'}",
+        ),
         (
             "timings:\n  launch_s: soon",
             "line 2: timings.launch_s must be a number of seconds above 0, got the",
