@@ -312,14 +312,14 @@ def checkpoint_plan(page: str) -> str:
     rows = [snapshot_row(job) for job in USUAL_JOBS]
     head = (
         "options",
-        "a rank, a node (GB)",
+        "one step of a rank; of a node (GB)",
         "kept: own + peer's",
-        "their memory (GB)",
+        "memory of these on a node (GB)",
         "copy (s)",
-        "checksums; idle CPUs (s)",
+        "checksums; with idle CPUs (s)",
         "to the peer (s)",
         "restore; on a new node (s)",
-        "registered (GB); end (s)",
+        "registered (GB); gone (s)",
     )
     return with_part(page, "\n".join(table(head, rows)))
 
@@ -339,7 +339,7 @@ def snapshot_row(options: str) -> tuple[str, ...]:
 
     return (
         f"`{options}`",
-        f"{gb('rank_bytes')}, {gb('node_bytes')}",
+        f"{gb('rank_bytes')}; {gb('node_bytes')}",
         f"{of['own_buffers']} + {of['peer_buffers']}",
         gb("buffer_bytes"),
         s("copy_s"),

@@ -7,7 +7,7 @@ buffers occupy already counts as free, because that is what they are for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,8 @@ from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups
 
 NODE = "the node"
 """How the name of the limit begins that is all of the host's memory (:mod:`slurm_robust.util.numa`)."""
+
+_CGROUP = "the cgroup"
 
 RESERVE = 0.1  # of each limit, left for what training may still need
 
@@ -66,11 +68,12 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
     chosen = next(rung for rung in ladder if not rung[0] or need(rung) <= _usable(tightest))
     reason = ""
     if chosen != ladder[0]:
+        better = ladder[ladder.index(chosen) - 1]
         reason = (
             f"{_format_rung(ladder[0])} need {_gb(need(ladder[0]))}, and {tightest.name} has "
             f"{_gb(tightest.free)} free of {_gb(tightest.total)} (a tenth of which is left alone). "
-            f"Instead: {_format_rung(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. Give the job "
-            "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
+            f"Instead: {_format_rung(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. "
+            f"{_advice([room for room in rooms if _usable(room) < need(better)])}"
         )
     return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
 
@@ -141,7 +144,18 @@ def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
         # Of the buffers only those count as used that were charged to this cgroup; a job that was requeued
         # finds some that are charged to its earlier run.
         charged = min(ours, group.stat("shmem"))
-        yield Room(name=f"the cgroup {group.folder}", total=limit, free=free + charged)
+        yield Room(name=f"{_CGROUP} {group.folder}", total=limit, free=free + charged)
+
+
+def _advice(short: Iterable[Room]) -> str:
+    """Return what makes room for more; ``short`` are the limits that are in the way."""
+    return "Give " + " and ".join(dict.fromkeys(map(_remedy, short)))
+
+
+def _remedy(room: Room) -> str:
+    if room.name.startswith(NODE):
+        return "the job nodes with more memory"
+    return "the job more memory (--mem)" if room.name.startswith(_CGROUP) else "the node a larger /dev/shm"
 
 
 def _usable(room: Room) -> float:

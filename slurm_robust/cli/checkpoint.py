@@ -14,6 +14,7 @@ from slurm_robust.cli.parsing import (
     add_group,
     memory_size,
     number,
+    too_large,
     whole_number,
 )
 from slurm_robust.inventory import listing, planning, removing
@@ -102,7 +103,7 @@ def _register_plan(parts: Commands) -> None:
         metavar="SIZE",
         type=memory_size,
         required=True,
-        help="memory of a node, without that of its GPUs, in Slurm's units: 2T, 960G",
+        help="memory of a node, without that of its GPUs, in Slurm's units: 2T is 2 TiB",
     )
     plan.add_argument(
         "--shm",
@@ -113,7 +114,7 @@ def _register_plan(parts: Commands) -> None:
     plan.add_argument(
         "--bytes-per-param",
         metavar="N",
-        type=number(above=True),
+        type=number(0.1, most=1000),
         default=planning.BYTES_PER_PARAM,
         help="bytes of state for each parameter (default: %(default)g, FSDP2 with AdamW in float32; "
         "14 with bfloat16 weights beside it)",
@@ -131,7 +132,7 @@ def _register_plan(parts: Commands) -> None:
         metavar="SPEED",
         type=_speed,
         default=planning.LINK,
-        help="what the interface carries that copies to peers take: 25G is 25 Gbit/s (default: 25G)",
+        help="speed of the interface over which copies go to peers: 25G is 25 Gbit/s (default: 25G)",
     )
 
 
@@ -157,37 +158,51 @@ def _plan(args: argparse.Namespace) -> int:
 
 _POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MAX_PARAMETERS = 1e15
+_MIN_BARE_PARAMETERS = 1e4
+"""Fewer without a unit are a mistake: who writes 70 means 70B."""
+
+_MAX_GPUS = 999
+_MIN_LINK, _MAX_LINK = 1e6, 1e15  # bits per second
 
 
 def _parameters(text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]{1,2})?)([KMBT]?)", text, re.IGNORECASE | re.ASCII)
+    match = re.fullmatch(r"([0-9.]+(?:e[+]?[0-9]{1,9})?)([KMBT]?)", text, re.IGNORECASE | re.ASCII)
     try:
         value = float(match[1]) * _POWERS[match[2].upper()] if match else 0.0
     except ValueError:
         value = 0.0
-    if not 1 <= value <= _MAX_PARAMETERS:
+    if value > _MAX_PARAMETERS:
+        raise too_large(text, "1000T parameters at most")
+    if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters such as 70e9 or 70B")
+    if value < _MIN_BARE_PARAMETERS and re.fullmatch("[0-9.]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} parameters are few: give the unit, as in 70e9 or 70B")
     return value
 
 
 def _layout(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,2})", text, re.IGNORECASE | re.ASCII)
+    match = re.fullmatch(r"([1-9][0-9]{0,99})x([1-9][0-9]{0,99})", text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a layout such as 16x8: nodes, an x, GPUs of each node"
         )
-    return int(match[1]), int(match[2])
+    nodes, gpus = int(match[1]), int(match[2])
+    if nodes > planning.MAX_NODES or gpus > _MAX_GPUS:
+        raise too_large(text, f"{planning.MAX_NODES} nodes of {_MAX_GPUS} GPUs at most")
+    return nodes, gpus
 
 
 def _speed(text: str) -> float:
     match = re.fullmatch(r"([0-9.]+)([MGT])(?:b|bit|bps|b/s|bit/s)?", text, re.ASCII)
     try:
-        value = float(match[1]) * _POWERS[match[2]] / 8 if match else 0.0
+        bits = float(match[1]) * _POWERS[match[2]] if match else 0.0
     except ValueError:
-        value = 0.0
-    if value <= 0:
+        bits = 0.0
+    if bits > _MAX_LINK:
+        raise too_large(text, "1000T, in bits per second, at most")
+    if bits < _MIN_LINK:
         raise argparse.ArgumentTypeError(f"{text!r} is not a speed such as 25G, in bits per second")
-    return value
+    return bits / 8
 
 
 def _add_consent(parser: argparse.ArgumentParser) -> None:

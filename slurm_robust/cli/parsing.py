@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -19,6 +20,8 @@ _MAX_NUMBER = 1e9
 """No option takes more; dates do not reach further."""
 
 _MAX_SIZE = 2**60  # bytes
+_MIN_BARE_SIZE = 2**30
+"""A smaller size without a unit is a mistake: who writes 2 means 2T."""
 
 
 class UsageError(SrobustError):
@@ -36,21 +39,25 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        # -7e9 and -2T are values, too, which the option refuses in its own words.
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(message, fix=f"see {self.prog} --help")
 
 
-def number(least: float = 0, *, above: bool = False) -> Callable[[str], float]:
-    """Return the type of an option for a finite number of seconds or days, from ``least`` or above it."""
+def number(least: float = 0, *, above: bool = False, most: float = _MAX_NUMBER) -> Callable[[str], float]:
+    """Return the type of an option for a number from ``least`` or above it, to ``most``."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (value > least if above else value >= least) or value > _MAX_NUMBER:
+        if most < value < math.inf:
+            raise too_large(text, f"{most:,.0f} at most")
+        if not (value > least if above else value >= least) or value == math.inf:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not a number {'above' if above else 'from'} {least:g}"
             )
@@ -63,8 +70,10 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
     """Return the type of an option that takes an integer from ``least``."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= _MAX_NUMBER):
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:20])):
             raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least}")
+        if int(text[:20]) > _MAX_NUMBER:
+            raise too_large(text, f"{_MAX_NUMBER:,.0f} at most")
         return int(text)
 
     return parse
@@ -76,9 +85,20 @@ def memory_size(text: str) -> int:
         size = parse_memory(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if not 0 < size < _MAX_SIZE:
+    if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 40G")
+    if size >= _MAX_SIZE:
+        raise too_large(text, "less than 1048576T")
+    if size < _MIN_BARE_SIZE and text.strip()[-1].isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} without a unit is MiB, as in Slurm: give the unit: 2T, 960G, 500M"
+        )
     return size
+
+
+def too_large(text: str, limit: str) -> argparse.ArgumentTypeError:
+    """Return the error of an option whose value, ``text``, is beyond ``limit``."""
+    return argparse.ArgumentTypeError(f"{text!r} is too large: {limit}")
 
 
 def hostlist(text: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from decimal import Decimal
 
 from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import Gres, SlurmVersion
@@ -134,11 +135,14 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of ``40G``, as ``--mem`` has it: without a unit MiB. Raises ``ValueError``."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip().upper())
+    """Return the bytes of ``40G``, as ``--mem`` has it: in powers of 1024, without a unit MiB.
+
+    ``40GB`` and ``40GiB`` are the same. ``1.5T`` is more than Slurm takes. Raises ``ValueError``.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(?:I?B)?)?", text.strip().upper(), re.ASCII)
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 40G")
-    return int(match[1]) << 10 * ("KMGT".index(match[2] or "M") + 1)
+    return int(Decimal(match[1]) * (1 << 10 * ("KMGT".index(match[2] or "M") + 1)))
 
 
 def parse_names(text: str, *, functions: bool = False) -> tuple[str, ...]:

@@ -79,10 +79,30 @@ def test_the_reason_says_what_was_wanted_what_there_is_and_what_to_do() -> None:
         "5 snapshots of each rank and 2 of each peer's need 28.0 GB, and /dev/shm has 20.0 GB free of "
         "24.0 GB (a tenth of which is left alone). Instead: 2 snapshots of each rank and 2 of each peer's "
         "(16.0 GB); a rank that is killed while another is a step ahead may cost a restore from storage. "
-        "Give the job more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
+        "Give the node a larger /dev/shm"
     )
     none = plan(own=GB, shared=0, ranks=4, nodes=1, rooms=(room(1),))
     assert "Instead: no snapshots in memory; every checkpoint goes to storage" in none.reason
+
+
+@pytest.mark.parametrize(
+    ("shm", "node", "cgroup", "advice"),
+    [
+        (10, 100, 100, "the node a larger /dev/shm"),
+        (100, 100, 10, "the job more memory (--mem)"),
+        (100, 10, 100, "the job nodes with more memory"),
+        (10, 11, 100, "the node a larger /dev/shm and the job nodes with more memory"),
+        (10, 25, 100, "the node a larger /dev/shm"),  # two snapshots would fit
+    ],
+)
+def test_the_advice_is_on_each_limit_that_is_in_the_way_of_one_more(
+    shm: float, node: float, cgroup: float, advice: str
+) -> None:
+    names = {"the file system of /dev/shm": shm, NODE: node, "the cgroup /job_1": cgroup}
+    rooms = tuple(Room(name=name, total=int(size * GB), free=int(size * GB)) for name, size in names.items())
+    made = plan(own=2 * GB, shared=0, ranks=4, nodes=1, rooms=rooms)
+    assert made.own_buffers == 1
+    assert made.reason.endswith(f". Give {advice}")
 
 
 def test_a_plan_is_left_for_the_agent(tmp_path: Path) -> None:

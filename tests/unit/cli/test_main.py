@@ -128,8 +128,9 @@ def test_help_loads_nothing_heavy() -> None:
         ),
         *(
             (["nodes", "--days", days], ExitCode.USAGE, f"'{days}' is not a number above 0")
-            for days in ("nan", "inf", "-1", "0", "1e300")
+            for days in ("nan", "inf", "-1", "0")
         ),
+        (["nodes", "--days", "1e300"], ExitCode.USAGE, "'1e300' is too large: 1,000,000,000 at most"),
         (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
         (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
         (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),

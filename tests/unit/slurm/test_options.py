@@ -237,6 +237,8 @@ def test_sizes_as_slurm_has_them() -> None:
     assert parse_memory("40G") == 40 << 30
     assert parse_memory("100") == 100 << 20
     assert parse_memory("1t") == 1 << 40
-    for text in ("", "4 G", "-1", "4P", "1.5G"):
+    assert parse_memory("2T") == parse_memory("2TB") == parse_memory("2tib") == 2 << 40
+    assert parse_memory("1.5T") == 3 << 39
+    for text in ("", "4 G", "-1", "4P", "1.5.5G", ".5G", "5B", "5i", "4TBB", "\u0664G"):
         with pytest.raises(ValueError, match="not a size"):
             parse_memory(text)
