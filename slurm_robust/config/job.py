@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os.path
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -33,6 +34,7 @@ _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
 _Word = Annotated[str, Meta(pattern="^[^~]", title="a word that is not empty and does not begin with ~")]
 _Program = Annotated[str, Meta(pattern="^[^~$][^$]*$", title="a program, without ~ and $")]
+_CUTS_OFF = {"--containall", "--ipc", "--pid", "--net", "--fakeroot"}
 _Streams = Annotated[int, Meta(ge=1, le=16, title="an integer from 1 to 16")]
 _Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
 _SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of seconds, or 0 for none")]
@@ -425,7 +427,7 @@ class AgentsConfig(Section):
         return Container(srun_options=options, python=(*self.wrapper, *python), key=key)
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield a command line in one word, and two containers in one."""
+        """Yield a command line in one word, a container apart from its node, and two containers in one."""
         # A program whose path has blanks can stand behind /usr/bin/env.
         if len(words := self.wrapper[0].split() if self.wrapper else []) > 1:
             yield Contradiction(
@@ -433,6 +435,14 @@ class AgentsConfig(Section):
                 text=f"wrapper begins with the program {self.wrapper[0]!r}, with blanks in its name",
                 fix=f"write each word by itself: [{', '.join((*words, *self.wrapper[1:]))}]",
             )
+        if self.wrapper and os.path.basename(self.wrapper[0]) in ("apptainer", "singularity"):
+            for option in _CUTS_OFF.intersection(self.wrapper):
+                yield Contradiction(
+                    keys=("wrapper",),
+                    text=f"wrapper has {option}: agents need your uid, and processes, network and "
+                    "/dev/shm of their node",
+                    fix="leave it out (docs/containers.md)",
+                )
         if self.python is not None and " -" in self.python:
             yield Contradiction(
                 keys=("python",),

@@ -157,7 +157,14 @@ class _Output:
             said = [*self._lines, self._rest.decode(errors="replace")]
             found.append(step_end(self._nodes, -1 if code is None else code, said))
             self._nodes = ()
-        return [end if end.fix or not end.code else structs.replace(end, fix=self._fix) for end in found]
+        return [self._with_fix(end) for end in found]
+
+    def _with_fix(self, end: StepEnd) -> StepEnd:
+        """Add where to look, unless a better fix is known or the agents themselves said why they ended."""
+        told = {refusal.node for line in self._lines if (refusal := _refusal(line)) is not None}
+        if end.fix or not end.code or told.issuperset(end.nodes):
+            return end
+        return structs.replace(end, fix=self._fix)
 
 
 class AgentSteps:

@@ -157,6 +157,10 @@ def test_the_configuration_names_key_and_place_of_a_refused_option() -> None:
             "agents: {wrapper: [apptainer exec, a.sif]}",
             "fix: write each word by itself: [apptainer, exec, a.sif]",
         ),
+        (
+            "agents: {wrapper: [/usr/bin/apptainer, exec, --pid, a.sif]}",
+            "agents.wrapper has --pid: agents need your uid",
+        ),
         ("checkpoint: {directory: ~/ckpt}", "checkpoint.directory must be the name of a folder, without ~"),
         ("job_dir: /scratch/$USER", "job_dir must be the name of a folder, without ~ and $"),
     ],

@@ -145,6 +145,12 @@ def test_without_a_container_an_end_that_says_nothing_names_the_file(world: Step
     assert end.fix == f"all that was said is in {world.output}"
 
 
+def test_an_agent_that_said_why_it_cannot_begin_needs_no_other_fix(world: Steps) -> None:
+    world.say('{"srobust_agent_error": "cannot read x", "node": "n2", "fix": "mount it"}\n')
+    world.say("srun: error: n[2-3]: tasks 1-2: Exited with exit code 3\n")
+    assert [bool(end.fix) for end in world.steps.news().ends] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("container", "how"),
     [
