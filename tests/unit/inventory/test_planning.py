@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from slurm_robust.inventory.planning import PlannedTraining, forecast
 from slurm_robust.model.errors import ExitCode
 
 GB, TIB = 10**9, 2**40
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def training(params: float = 70e9, nodes: int = 16, gpus: int = 8, **more: Any) -> PlannedTraining:
@@ -103,6 +106,17 @@ def test_where_not_all_fit_the_reason_and_what_helps_are_said(capsys: pytest.Cap
     assert (code, found["own_buffers"], found["peer_buffers"], found["peer_s"]) == (0, 2, 0, None)
     assert "the loss of a node costs a restore from storage" in found["reason"]
     assert said(capsys, "--params 70e9 --layout 2x8 --node-memory 2T --shm 1900G --json")[1].count('"reason"')
+
+
+def test_killed_ranks_are_given_as_long_as_the_slowest_driver_that_is_known_took() -> None:
+    """As docs/detection.md says. ``timings.kill_wait_s`` and ``UnkillableStepTimeout`` are set by it."""
+    page = " ".join((DOCS / "detection.md").read_text().split())
+    known = re.search(r"([0-9]+) GB took ([0-9.]+) s after SIGKILL", page)
+    assert known is not None
+    found = forecast(training())
+    assert found.die_s == pytest.approx(
+        found.registered_bytes * float(known[2]) / (float(known[1]) * GB), 0.01
+    )
 
 
 def test_where_no_snapshot_fits_only_what_holds_then_is_said(capsys: pytest.CaptureFixture[str]) -> None:
