@@ -29,7 +29,7 @@ from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import format_tiers
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
-from slurm_robust.wire.messages import Heartbeat, Launch, Phase
+from slurm_robust.wire.messages import Heartbeat, Launch, Phase, Progress
 
 RESEND_S = 2.0
 # GPUs that are free within this time are not worth a line.
@@ -185,6 +185,8 @@ class Running:
             core.checkpoints.finish(end.reason, now)
             return ToSaving(then=end)
         if core.leaving:
+            if seen is not None and self._keeps_last(core, seen.records, now):
+                return None
             return ToStopping(reason=core.leaving)
         if core.ending and core.departure.termed:
             return ToStopping(reason=core.ending)  # the ranks were told to end, too: no newer step comes
@@ -203,6 +205,12 @@ class Running:
             return self._on_detected(core, fault, now)
         core.tend(now)
         return None
+
+    def _keeps_last(self, core: Core, records: list[Progress], now: Now) -> bool:
+        """Return whether a coming step is awaited before the end; an order of Slurm ends the ranks, too."""
+        lives = not (core.departure.termed or core.departure.at_once or core.exits(now))
+        left_s = core.departure.left_s(now)
+        return lives and self._scheduler is not None and self._scheduler.keep_last(records, left_s, now)
 
     def _lost_order(self, core: Core, now: Now) -> Fault | None:
         """Return the fault of nodes that were cut off while their generation was launched.

@@ -11,7 +11,9 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.storage import StorageListing
 from slurm_robust.engine.units.strides import Strides
 from slurm_robust.model import events as ev
-from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, step_to_store
+from slurm_robust.model.progress import SnapshotTimes
+from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, common_steps, is_late, step_to_store
+from slurm_robust.policy.leaving import newer_s
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Flush, Progress
 
@@ -63,6 +65,7 @@ class CheckpointScheduler:
         self._sent = 0.0
         self._reached: float | None = None  # when all ranks had completed that step
         self._is_failing = False  # the newest try did not get there
+        self._last, self._last_until = -1, 0.0  # step that is kept before an order to end is carried out
 
     def step(self, records: list[Progress], slowest: Progress, now: Now) -> None:
         """Take in the progress of all ranks; ``slowest`` is as old as it is ``now``."""
@@ -74,6 +77,51 @@ class CheckpointScheduler:
             self._follow_flush(records, now)
         elif self._step_times.seconds_per_step > 0:
             self._begin_flush(records, now)
+
+    def keep_last(self, records: list[Progress], left_s: float | None, now: Now) -> bool:
+        """Have a coming step kept, whatever the local stride, before ranks that live are ordered to end.
+
+        Return whether to wait for it: only if the steps that would be lost took longer than that, and for at
+        most half of what can be spared of ``left_s``, the seconds until the end.
+        """
+        if self._last < 0:
+            step = self._choose_last(records, left_s, now)
+            if step < 0:
+                return False
+            local = self._context.world.local_stride
+            text = f"step {step} is kept first: otherwise snapshots are taken of multiples of {local} only"
+            self._context.emit(Say(text=text))
+            self._last, self._flush, self._reached = step, step, None
+            self._send_flush(now)
+        return now.mono < self._last_until and not self._is_kept(self._last)
+
+    def _choose_last(self, records: list[Progress], left_s: float | None, now: Now) -> int:
+        """Return the step to wait for, -1 for none."""
+        context, step_s, newest = (
+            self._context,
+            self._step_times.seconds_per_step,
+            max(p.step for p in records),
+        )
+        if not context.config.checkpoint.memory or not all(p.reported for p in records):
+            return -1
+        if step_s <= 0 or 0 <= self._flush <= newest:  # that one is kept already
+            return -1
+        heartbeats = context.fleet.heartbeats(context.world.slots)
+        times = SnapshotTimes.worst(b.snapshots for b in heartbeats.values())
+        step = self._flush if self._flush > newest else agreed_step(newest, self._step_times.fastest, LEAD_S)
+        takes_s = (step - newest) * step_s + (times.whole_s if times is not None else 0.0)
+        most_s = newer_s(left_s, context.config.timings.checkpoint_s)
+        self._last_until = now.mono + most_s
+        return step if takes_s < min(newest % context.world.local_stride * step_s, most_s) else -1
+
+    def _is_kept(self, step: int) -> bool:
+        """Return whether all ranks have a whole snapshot of it."""
+        world = self._context.world
+        heartbeats = self._context.fleet.heartbeats(world.slots)
+        return len(heartbeats) == len(world.slots) and all(
+            step in common_steps(b.copies, world.generation, world.placement.ranks_of(node))
+            for node, b in heartbeats.items()
+        )
 
     def _begin_flush(self, records: list[Progress], now: Now) -> None:
         """Choose a step that is still to come, when one is due."""

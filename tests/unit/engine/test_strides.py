@@ -237,6 +237,58 @@ def test_a_training_that_ends_leaves_its_last_step_on_storage_whatever_the_local
     assert max(ref.step for ref in sim.storage.complete()) == 202
 
 
+def far_apart() -> Sim:
+    """Steps of 1 s, of which every 64th is kept; half of these are over."""
+    sim = short(blocked_s=0.6, pace=structs.replace(SHORT, step_s=1.0))
+    sim.run_until(lambda: local(sim) == 64, within_s=600.0)
+    sim.run_until(lambda: sim.training.newest % 64 == 32, within_s=100.0)
+    return sim
+
+
+def test_where_ctrl_c_leaves_ranks_alive_a_coming_step_is_kept_whatever_the_local_stride() -> None:
+    sim = far_apart()
+    ordered, begun = sim.training.newest, sim.now
+    sim.order_to_end()
+    sim.run_to_end(within_s=60.0)
+    stored = max(ref.step for ref in sim.storage.complete())
+    assert stored > ordered
+    assert sim.training.newest - stored <= 4  # until its snapshot is seen and the ranks have ended
+    text = f"step {stored} is kept first: otherwise snapshots are taken of multiples of 64 only"
+    assert text in sim.said
+    assert sim.now - begun < 15.0
+
+
+def test_ranks_that_slurm_has_told_to_end_are_not_waited_for_and_what_is_lost_is_named() -> None:
+    sim = far_apart()
+    sim.term_agents()
+    sim.term()
+    sim.run_to_end(within_s=60.0)
+    stored, newest = max(ref.step for ref in sim.storage.complete()), sim.training.newest
+    assert stored % 64 == 0
+    assert any(line.startswith(f"steps {stored + 1} to {newest} are lost: ") for line in sim.said)
+    assert not sim.events(ev.IncidentOpened)
+
+
+def test_a_step_that_does_not_come_is_not_waited_for_longer_than_the_end_can_spare() -> None:
+    sim = far_apart()
+    sim.hang_rank(1)
+    begun = sim.now
+    sim.order_to_end()
+    sim.run_until(lambda: sim.stage != "Running", within_s=10.0)
+    assert 2.0 < sim.now - begun < 6.0
+    sim.run_to_end(within_s=60.0)
+    assert any(" are lost: snapshots were taken of multiples of 64 only" in line for line in sim.said)
+
+
+def test_a_second_order_ends_the_wait_for_a_step() -> None:
+    sim = far_apart()
+    sim.order_to_end()
+    sim.run(1.2)
+    assert sim.stage == "Running"
+    sim.order_to_end()
+    sim.run_until(lambda: sim.stage != "Running", within_s=1.0)
+
+
 def test_an_order_to_end_stores_the_newest_step_that_is_kept_and_names_those_after_it_that_are_lost() -> None:
     sim = short()
     rises(sim, 4)
