@@ -12,7 +12,6 @@ makes room in the rest.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import platform
 from collections.abc import Collection
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_robust.util.proc import PROC, read_counters
-
-_log = logging.getLogger(__name__)
 
 NODES = Path("/sys/devices/system/node")
 
@@ -151,7 +148,9 @@ def _listed(path: Path) -> frozenset[int]:
 
 @cache
 def _warn(why: str) -> None:
-    _log.warning(
+    import logging  # 4 ms, and hooks need this module
+
+    logging.getLogger(__name__).warning(
         "the kernel does not let snapshots be bound to the host's memory (mbind: %s), so they may take "
         "memory of GPUs: give the container CAP_SYS_NICE, or have the driver loaded with "
         "NVreg_CoherentGPUMemoryMode=driver",

@@ -160,7 +160,7 @@ def test_a_script_that_does_not_close_keeps_its_last_step_when_it_has_returned(
     launch(1)
     node.records[0].set_stride(8, 8)
     checkpointer = Model().begin(13)
-    assert steps_of(node.copies) == [0, 8]
+    wait_for(lambda: steps_of(node.copies) == [0, 8], 30.0, "the snapshot of step 8 is not whole")
     returning.returned()
     assert steps_of(node.copies) == [0, 8, 12]
     checkpointer.close()
