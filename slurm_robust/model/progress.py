@@ -72,22 +72,32 @@ class SnapshotTimes(Record):
     """From the beginning of one until it is whole: another one cannot begin before."""
     blocked_s: float
     """For which each blocks training, however far apart they are."""
+    every: int = 1
+    """Snapshots are taken of no steps but its multiples: ``Checkpointer(…, every=…)``."""
 
     def describe(self) -> str:
         """Return ``one blocks training for 0.02 s and is whole after 0.3 s, and a step takes 0.1 s``."""
         return (
             f"one blocks training for {self.blocked_s:.2g} s and is whole after {self.whole_s:.2g} s, and a "
-            f"step takes {self.repeats_s(1):.2g} s"
+            f"step takes {self._step_s:.2g} s"
         )
 
     def repeats_s(self, stride: int) -> float:
         """Return for how many seconds training computes at most what a fault repeats at a local stride."""
-        return self.apart_s / self.stride * stride
+        return self._step_s * self.taken_of(stride)
+
+    def taken_of(self, stride: int) -> int:
+        """Return of whose multiples snapshots are taken at a local stride."""
+        return math.lcm(self.every, stride)
 
     def repeats(self, stride: int, *, rising: bool) -> str:
         """Return ``a fault repeats up to 16 steps (1.6 s)``; ``rising``: the stride may still rise."""
         so_far = " so far, and more if this still rises" if rising else ""
-        return f"a fault repeats up to {stride} steps ({self.repeats_s(stride):.2g} s){so_far}"
+        return f"a fault repeats up to {self.taken_of(stride)} steps ({self.repeats_s(stride):.2g} s){so_far}"
+
+    @property
+    def _step_s(self) -> float:
+        return self.apart_s / self.taken_of(self.stride)
 
     @classmethod
     def worst(cls, every: Iterable[SnapshotTimes | None]) -> SnapshotTimes | None:
@@ -104,6 +114,7 @@ class SnapshotTimes(Record):
             apart_s=min(times.apart_s for times in known),
             whole_s=max(times.whole_s for times in known),
             blocked_s=max(times.blocked_s for times in known),
+            every=max(times.every for times in known),
         )
 
 

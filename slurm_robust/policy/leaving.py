@@ -141,7 +141,7 @@ def unkept(newest: int, stored: int, local_stride: int) -> str:
     if local_stride > 1:
         why = f"snapshots were taken of multiples of {local_stride} only (checkpoint.max_blocked_share)"
         return f"{lost} {_are(stored + 1, newest)} lost: {why}"
-    return f"{lost} {_are(stored + 1, newest)} lost: no snapshot was whole yet when the ranks ended"
+    return f"{lost} {_are(stored + 1, newest)} lost: there was no whole snapshot when the ranks ended"
 
 
 def _steps(first: int, last: int) -> str:

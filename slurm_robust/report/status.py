@@ -421,10 +421,11 @@ def render(status: Status) -> RenderableType:
             )
             stored += f"{advice.mtbf_s:.0f} s so far"
     if status.local_stride > 1:
-        snapshots = f"of steps that are multiples of {status.local_stride} only"
-        if (times := status.snapshots) is not None:
-            repeats = times.repeats(status.local_stride, rising=status.rising)
-            snapshots += f", since {times.describe()}; {repeats}"
+        local, times = status.local_stride, status.snapshots
+        multiple = times.taken_of(local) if times is not None else local
+        snapshots = f"of steps that are multiples of {multiple} only"
+        if times is not None:
+            snapshots += f", since {times.describe()}; {times.repeats(local, rising=status.rising)}"
     nodes = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
     # Standbys that are set aside have their own line.
     standbys = ((node, row) for node, row in status.standbys.items() if node not in status.aside)

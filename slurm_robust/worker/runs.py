@@ -194,7 +194,11 @@ class ManagedRun:
         if typical is not None:
             apart_s = typical.step_s * math.lcm(self._every, local)
             times = SnapshotTimes(
-                stride=local, apart_s=apart_s, whole_s=typical.whole_s, blocked_s=typical.blocked_s
+                stride=local,
+                apart_s=apart_s,
+                whole_s=typical.whole_s,
+                blocked_s=typical.blocked_s,
+                every=self._every,
             )
             self._record.show_snapshots(times)
 

@@ -20,7 +20,7 @@ The file has these areas, each with one writer, little-endian, 1024 bytes in all
     640  spent    8 f64: seconds in phases and checkpoints so far, by name            (worker writes)
     704  names    8 times 24 bytes (UTF-8) of ``spent``, in the order of first use    (worker writes)
     896  times    2 slots of 64 bytes: sequence u64, stride i64, apart f64, whole f64, blocked f64,
-                  crc u32 (:class:`SnapshotTimes`)                                    (worker writes)
+                  every i64, crc u32 (:class:`SnapshotTimes`)                         (worker writes)
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
 number; the reader takes the slot with the higher number whose CRC is right. A slot that is being written, or
@@ -55,7 +55,7 @@ _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
 _REPORT = struct.Struct("<QqdddqIq")
 _PHASE = struct.Struct("<Qd32s")
-_TIMES = struct.Struct("<Qqddd")
+_TIMES = struct.Struct("<Qqdddq")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
 _COUNTS_AT = (192, 224)
@@ -271,7 +271,9 @@ class StepRecord:
     def show_snapshots(self, times: SnapshotTimes) -> None:
         """Show what snapshots take."""
         sequence = _count_of(self._read(_TIMES_AT, _TIMES)) + 1
-        content = _TIMES.pack(sequence, times.stride, times.apart_s, times.whole_s, times.blocked_s)
+        content = _TIMES.pack(
+            sequence, times.stride, times.apart_s, times.whole_s, times.blocked_s, times.every
+        )
         self._write(_TIMES_AT[sequence & 1], content)
 
     @property
@@ -280,8 +282,10 @@ class StepRecord:
         content = self._read(_TIMES_AT, _TIMES)
         if content is None:
             return None
-        _, stride, apart_s, whole_s, blocked_s = _TIMES.unpack(content)
-        return SnapshotTimes(stride=stride, apart_s=apart_s, whole_s=whole_s, blocked_s=blocked_s)
+        _, stride, apart_s, whole_s, blocked_s, every = _TIMES.unpack(content)
+        return SnapshotTimes(
+            stride=stride, apart_s=apart_s, whole_s=whole_s, blocked_s=blocked_s, every=every
+        )
 
     def spend(self, name: str, seconds: float) -> None:
         """Add ``seconds`` that went into ``name``, in which no step was completed.

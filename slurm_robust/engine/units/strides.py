@@ -172,6 +172,6 @@ def _told(stride: int, times: SnapshotTimes, *, rising: bool) -> str:
     if stride == 1:
         return f"snapshots in memory of every step again, {why}"
     return (
-        f"snapshots in memory of steps that are multiples of {stride} only, {why}; "
+        f"snapshots in memory of steps that are multiples of {times.taken_of(stride)} only, {why}; "
         f"{times.repeats(stride, rising=rising)}"
     )

@@ -63,12 +63,12 @@ def test_what_snapshots_take_is_told_when_all_ranks_of_the_node_know_it(tmp_path
     watch = StepWatch()
     watch.create(tmp_path, 1, (4, 5))
     four, five = (StepRecord.open(record_path(tmp_path, rank)) for rank in (4, 5))
-    four.show_snapshots(SnapshotTimes(stride=2, apart_s=0.3, whole_s=1.0, blocked_s=0.1))
+    four.show_snapshots(SnapshotTimes(stride=2, apart_s=0.3, whole_s=1.0, blocked_s=0.1, every=3))
     assert watch.snapshots is None
     five.show_snapshots(SnapshotTimes(stride=1, apart_s=0.1, whole_s=2.0, blocked_s=0.05))
     assert watch.snapshots is None  # at different strides, which says nothing
-    five.show_snapshots(SnapshotTimes(stride=2, apart_s=0.2, whole_s=2.0, blocked_s=0.05))
-    assert watch.snapshots == SnapshotTimes(stride=2, apart_s=0.2, whole_s=2.0, blocked_s=0.1)
+    five.show_snapshots(SnapshotTimes(stride=2, apart_s=0.2, whole_s=2.0, blocked_s=0.05, every=3))
+    assert watch.snapshots == SnapshotTimes(stride=2, apart_s=0.2, whole_s=2.0, blocked_s=0.1, every=3)
     four.close()
     five.close()
     watch.forget()

@@ -120,6 +120,16 @@ def test_that_only_some_steps_are_kept_and_why() -> None:
     assert "snapshots" not in shown(launched(), raised, structs.replace(lagging, local_stride=1))
 
 
+def test_with_every_more_steps_are_left_out_and_repeated() -> None:
+    times = SnapshotTimes(stride=1, apart_s=1.0, whole_s=2.0, blocked_s=0.013, every=10)
+    raised = ev.StrideChanged(
+        t=2.0, generation=2, stride=4, seconds_per_step=0.1, lag_s=0.1, local_stride=4, snapshots=times
+    )
+    text = shown(launched(), raised)
+    assert "of steps that are multiples of 20 only" in text
+    assert "and a step takes 0.1 s; a fault repeats up to 20 steps (2 s)" in text
+
+
 def test_from_where_the_newest_generation_continued() -> None:
     text = "step 1234 from memory (14 parts), peer (2)"
     assert text in shown(launched(tiers={"peer": 2, "memory": 14}))
