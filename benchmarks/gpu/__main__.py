@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from benchmarks.gpu.part import PARTS, Part
+from benchmarks.scratch import SHARED_MEMORY, cleanly, deferred, scratch
+from slurm_robust.util.process import signal_group
+from slurm_robust.util.program import kill_tree
 from tools.lacks import OURS, lacks
 
 _DEVICE = """
@@ -36,20 +40,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         for part in PARTS:
             print(f"{part.name:12} {part.limit_s:4.0f} s  {part.question}")
         return 0
-    if missing := lacks(OURS):
-        print(missing, file=sys.stderr)
+    try:
+        if missing := lacks(OURS):
+            raise _CannotRun(missing)
+        if not (options.shm.is_dir() and os.access(options.shm, os.R_OK | os.W_OK | os.X_OK)):
+            raise _CannotRun(f"--shm {options.shm}: no folder that you may write to")
+        with _claimed(options.out) as file:
+            return _measure(options, file)
+    except _CannotRun as error:
+        print(error, file=sys.stderr)
         return 2
+
+
+class _CannotRun(Exception):
+    """The message says why, and what to do."""
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[TextIO]:
+    """The file of results, as it was, held by this run. Raises :class:`_CannotRun`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / "gpu.jsonl").open("a")
+    except OSError as error:
+        raise _CannotRun(f"--out {out}: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"another run writes to {out}: wait for its end, or name another folder with --out"
+            raise _CannotRun(message) from None
+        except OSError:
+            pass  # a file system without locks
+        yield file
+
+
+def _measure(options: argparse.Namespace, file: TextIO) -> int:
     from benchmarks import common
 
     device = _device()
     if not device.get("gpu") and not options.cpu:
-        print(
-            f"torch {device['torch']} sees no CUDA device; --cpu tries the parts without one", file=sys.stderr
-        )
-        return 2
-    options.out.mkdir(parents=True, exist_ok=True)
-    lines = options.out / "gpu.jsonl"
-    lines.unlink(missing_ok=True)
+        raise _CannotRun(f"torch {device['torch']} sees no CUDA device; --cpu tries the parts without one")
+    file.truncate(0)
+    lines, whole = options.out / "gpu.jsonl", options.out / "gpu.json"
+    whole.unlink(missing_ok=True)
     facts: dict[str, object] = {"machine": {**common.machine(), **device, **_driver(), **_shm(options.shm)}}
     print(json.dumps(facts), flush=True)
     begun, sound = time.monotonic(), True
@@ -57,10 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(part, lines, shm=options.shm, cpu=options.cpu)
         results = [json.loads(line) for line in lines.read_text().splitlines()]
         sound = sound and results[-1]["what"] in ("done", "left out")
-        path = common.write(
-            "gpu", {**facts, "took_s": round(time.monotonic() - begun), "results": results}, options.out
-        )
-    print(f"written to {path}", file=sys.stderr)
+        took_s = round(time.monotonic() - begun)
+        common.write("gpu", {**facts, "took_s": took_s, "results": results}, options.out)
+    print(f"written to {whole}", file=sys.stderr)
     return 0 if sound else 1
 
 
@@ -77,7 +110,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         default=_ROOT / "build" / "bench",
         help="folder of the results (default: build/bench)",
     )
-    parser.add_argument("--shm", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
+    parser.add_argument("--shm", type=Path, default=SHARED_MEMORY, help="a tmpfs (default: /dev/shm)")
     options = parser.parse_args(argv)
     known = {part.name: part for part in PARTS}
     # No choices=: argparse then refuses the empty list that stands for all.
@@ -92,18 +125,18 @@ def _run(part: Part, lines: Path, *, shm: Path, cpu: bool) -> None:
     if part.needs_cuda and cpu:
         _note(lines, part=part.name, what="left out", reason="needs CUDA")
         return
-    place = Path(tempfile.mkdtemp(prefix=f"bench-gpu-{part.name}-", dir=shm))
-    words = [sys.executable, "-m", "benchmarks.gpu.part", part.name, *(["--cpu"] if cpu else [])]
-    words += ["--place", str(place), "--results", str(lines), "--parent", str(os.getpid())]
-    process = subprocess.Popen(words, cwd=_ROOT, env=_environ(), start_new_session=True)
-    try:
-        if code := process.wait(part.limit_s):
-            _note(lines, part=part.name, what="failed", error=f"exit code {code}")
-    except subprocess.TimeoutExpired:
-        _note(lines, part=part.name, what="failed", error=f"ended at its limit of {part.limit_s:g} s")
-    finally:
-        _end(process)
-        shutil.rmtree(place, ignore_errors=True)
+    with scratch(f"gpu-{part.name}", shm) as place:
+        words = [sys.executable, "-m", "benchmarks.gpu.part", part.name, *(["--cpu"] if cpu else [])]
+        words += ["--place", str(place), "--results", str(lines), "--parent", str(os.getpid())]
+        process = subprocess.Popen(words, cwd=_ROOT, env=_environ(), start_new_session=True)
+        try:
+            if code := process.wait(part.limit_s):
+                _note(lines, part=part.name, what="failed", error=f"exit code {code}")
+        except subprocess.TimeoutExpired:
+            _note(lines, part=part.name, what="failed", error=f"ended at its limit of {part.limit_s:g} s")
+        finally:
+            with deferred():
+                _end(process)
 
 
 def _note(lines: Path, **result: str) -> None:
@@ -114,10 +147,10 @@ def _note(lines: Path, **result: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it left nobody behind
+    if process.poll() is None:
+        kill_tree(process.pid)
+    else:
+        signal_group(process.pid, signal.SIGKILL)  # what it left behind
     try:
         process.wait(_GONE_S)
     except subprocess.TimeoutExpired:
@@ -132,9 +165,13 @@ def _environ() -> dict[str, str]:
 
 def _device() -> dict[str, object]:
     # In a process of its own: this one keeps no GPU.
-    done = subprocess.run(
-        [sys.executable, "-c", _DEVICE], capture_output=True, text=True, timeout=_DEVICE_S, check=True
-    )
+    words = [sys.executable, "-c", _DEVICE]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_DEVICE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _CannotRun(f"torch does not find the GPU within {_DEVICE_S:g} s") from None
+    if done.returncode:
+        raise _CannotRun(f"torch does not start: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -152,4 +189,4 @@ def _shm(folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_robust.util.process import die_with_parent
 from slurm_robust.worker import zygote
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--case", choices=list(CASES), required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     options = parser.parse_args()
+    die_with_parent(os.getppid())
     begun = time.monotonic()
     try:
         with zygote.asking_nvml(os.environ):

@@ -184,7 +184,9 @@ def _line(one: Collective) -> str:
 _HOLDS_LOCK = """
 import ctypes, os, sys, torch
 from pathlib import Path
+from slurm_robust.util.process import die_with_parent
 from slurm_robust.worker import dump
+die_with_parent(os.getppid())
 os.environ["WORLD_SIZE"] = "2"
 dump.prepare(sys.argv[1])
 Path(sys.argv[2]).touch()
