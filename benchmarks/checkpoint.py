@@ -11,6 +11,7 @@ from rich.console import Console
 from benchmarks import checkpoint_blocking, checkpoint_peer, checkpoint_restore, common, contenders
 from benchmarks.checkpoint_report import Part
 from benchmarks.checkpoint_runs import touch_memory
+from benchmarks.scratch import cleanly
 
 # A training with its gradients, what contenders keep of it, and what they stage in between.
 MEMORY_OF_STATE = 6
@@ -81,4 +82,4 @@ def _parts(options: argparse.Namespace, console: Console) -> dict[str, Callable[
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))

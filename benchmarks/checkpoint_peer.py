@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -15,8 +14,8 @@ from benchmarks import common
 from benchmarks.checkpoint_ends import BARE, OURS
 from benchmarks.checkpoint_figures import Aim, rates
 from benchmarks.checkpoint_report import Part, table
-from benchmarks.checkpoint_runs import SHARED_MEMORY
 from benchmarks.samples import interleaved
+from benchmarks.scratch import SHARED_MEMORY, scratch
 from slurm_robust.sandbox.errors import RequirementMissing
 
 AIM = 0.7
@@ -90,9 +89,8 @@ def _loopback() -> Iterator[Pair]:
             start_new_session=True,
         )
 
-    made = [tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="srobust-bench-") for _ in range(2)]
-    with made[0] as one, made[1] as two:
-        yield Pair(start, "127.0.0.1", (one, two))
+    with scratch("peer") as one, scratch("peer") as two:
+        yield Pair(start, "127.0.0.1", (str(one), str(two)))
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from benchmarks import common
+from benchmarks.scratch import scratch
 
 Result = dict[str, Any]
 LIMIT_S = 600.0
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ def folders() -> Iterator[Folders]:
     common.OUT.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=common.OUT, prefix="checkpoint-") as disk,
-        tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="srobust-bench-") as shm,
+        scratch("checkpoint") as shm,
     ):
-        yield Folders(Path(disk), Path(shm))
+        yield Folders(Path(disk), shm)
 
 
 def run(order: str, **details: object) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from benchmarks import common
 from benchmarks.checkpoint_ours import CHECKPOINTS, RUN, Ours
-from benchmarks.checkpoint_runs import SHARED_MEMORY
 from benchmarks.checkpoint_state import Training
+from benchmarks.scratch import scratch
 from slurm_robust.checkpoint.flush_order import FlushAnswer, FlushOrder
 from slurm_robust.model.copies import Tier
 
@@ -60,8 +59,8 @@ class Flushed:
     """Ours: from memory to storage by the process that does so beside an agent; verified both ways."""
 
     def keep(self, training: Training, folder: Path) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as shm:
-            ours = Ours(training, folder, Path(shm))
+        with scratch("store") as shm:
+            ours = Ours(training, folder, shm)
             ours.save(0)
             ours.drain()
             seconds = _flush(ours, folder)
@@ -69,8 +68,8 @@ class Flushed:
         return {"write": seconds, "token": str(ours.ref)}
 
     def restore(self, training: Training, folder: Path, token: str) -> None:
-        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as shm:
-            ours = Ours(training, folder, Path(shm), restore=token, tier=Tier.STORAGE)
+        with scratch("store") as shm:
+            ours = Ours(training, folder, shm, restore=token, tier=Tier.STORAGE)
             ours.checkpointer.restore()
             ours.close()
 

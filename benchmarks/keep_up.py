@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +14,7 @@ from torch import nn
 
 from benchmarks import common
 from benchmarks.samples import Summary, interleaved
+from benchmarks.scratch import cleanly, scratch
 from slurm_robust.checkpoint.buffers import TensorPlace
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
@@ -144,9 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cuda", action="store_true", help="keep the state on a GPU")
     options = parser.parse_args(argv)
     console, machine = common.console(), common.machine()
-    folder = Path(tempfile.mkdtemp(prefix="keep-up-", dir="/dev/shm"))
     samples: list[Sample] = []
-    try:
+    with scratch("keep-up") as folder:
         loop = Loop(folder, options.mb, "cuda" if options.cuda else "cpu", busy=options.busy)
         loop.warm_up()
         for compute_s in options.steps_s:
@@ -154,8 +152,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 samples.append(measure(loop, compute_s, kind))
                 common.say(f"{rep + 1}: {asdict(samples[-1])}")
         loop.snapshotter.close()
-    finally:
-        shutil.rmtree(folder)
     table = common.table(
         f"Seconds a step with {options.mb} MB: median (range) of {options.reps}",
         "compute s",
@@ -209,4 +205,4 @@ def measure(loop: Loop, compute_s: float, kind: str) -> Sample:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))

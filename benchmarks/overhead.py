@@ -13,7 +13,6 @@ import signal
 import statistics
 import struct
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ import torch
 
 from benchmarks import common, timeline
 from benchmarks.samples import Interval, Summary, median_ratio, windowed
+from benchmarks.scratch import cleanly, scratch
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.worker.bootstrap import follow
 from slurm_robust.worker.step_record import StepRecord
@@ -147,8 +147,8 @@ def measure(sandbox: Sandbox, name: str, options: argparse.Namespace) -> Turns:
 
 def measure_calls() -> CallTimes:
     """The calls in a loop of their own, best of some rounds: what they cost without cache misses."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        path = Path(folder) / "record"
+    with scratch("overhead") as folder:
+        path = folder / "record"
         record = StepRecord.create(path, generation=1, rank=0)
         report_us = _microseconds(lambda: record.report(1, 2.5, 1.5))
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # no gradient: nothing to do
@@ -243,4 +243,4 @@ def _text(name: str, row: Summary | Interval | float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))

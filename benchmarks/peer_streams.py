@@ -11,22 +11,21 @@ rate and round trip kept, a connection needs the same window. Needs root.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import common
 from benchmarks.checkpoint_ends import GENERATION, RUN
-from benchmarks.checkpoint_runs import SHARED_MEMORY
 from benchmarks.samples import Summary, interleaved
+from benchmarks.scratch import cleanly, scratch
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.sender import PeerSender, RateLimit, SenderLaunch
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
@@ -68,8 +67,8 @@ def main() -> int:
         *(f"{streams} stream{'s' * (streams > 1)}" for streams in STREAMS),
     )
     for link in LINKS:
-        with joined(link, options.gbits, options.round_trip_ms / 1e3, has_netem=has_netem) as names:
-            seconds = measure(names, options.mb, options.reps)
+        with joined(link, options.gbits, options.round_trip_ms / 1e3, has_netem=has_netem) as nets:
+            seconds = measure(nets, options.mb, options.reps)
         gbits = {n: Summary.of([options.mb * 8e-3 / s for s in found]) for n, found in seconds.items()}
         table.add_row(link, *(gbits[streams].text() for streams in STREAMS))
         results[link] = {"seconds": seconds, "Gb/s": {n: asdict(found) for n, found in gbits.items()}}
@@ -80,17 +79,14 @@ def main() -> int:
     return 0
 
 
-def measure(names: tuple[str, str], mb: int, reps: int) -> dict[int, list[float]]:
+def measure(nets: tuple[Net, Net], mb: int, reps: int) -> dict[int, list[float]]:
     """Seconds of each copy, by the number of connections."""
     with ExitStack() as stack:
-        folders = [
-            stack.enter_context(tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="srobust-bench-"))
-            for _ in names
-        ]
-        receiver = stack.enter_context(_end(names[1], "receive", folders[1]))
+        folders = [str(stack.enter_context(scratch("streams"))) for _ in nets]
+        receiver = stack.enter_context(_end(nets[1], "receive", folders[1]))
         assert receiver.stdout is not None
         port = receiver.stdout.readline().strip()
-        sender = stack.enter_context(_end(names[0], "send", folders[0], port, str(mb * 10**6), str(reps)))
+        sender = stack.enter_context(_end(nets[0], "send", folders[0], port, str(mb * 10**6), str(reps)))
         out, _ = sender.communicate(timeout=LIMIT_S * reps)
         if sender.returncode:
             raise common.BenchmarkFailed(f"the sender ended with {sender.returncode}")
@@ -152,8 +148,8 @@ def send(folder: Path, port: int, nbytes: int, reps: int) -> int:
 
 
 @contextmanager
-def _end(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.peer_streams", *words]
+def _end(net: Net, *words: str) -> Iterator[subprocess.Popen[str]]:
+    command = net.inside(sys.executable, "-m", "benchmarks.peer_streams", *words)
     process = subprocess.Popen(
         command, cwd=common.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -166,37 +162,55 @@ def _end(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 # -- the link ------------------------------------------------------------------------------------------
 
 
+class Net(NamedTuple):
+    """A network namespace without a name, which goes with its last process."""
+
+    pid: int
+
+    def inside(self, *command: str) -> list[str]:
+        """``command`` in it, killed when its parent ends."""
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "setpriv", "--pdeathsig", "KILL", *command]
+
+
 @contextmanager
-def joined(link: str, gbits: float, round_trip_s: float, *, has_netem: bool) -> Iterator[tuple[str, str]]:
-    """Two network namespaces with ``link`` between them; their names."""
-    names = f"srobust-{os.getpid()}-a", f"srobust-{os.getpid()}-b"
-    with ExitStack() as stack:
-        for name in names:
-            _run("ip", "netns", "add", name)
-            stack.callback(_run, "ip", "netns", "del", name)
-        ends = ("netns", names[0], "type", "veth", "peer", "name", "net0", "netns", names[1])
+def network() -> Iterator[Net]:
+    """A namespace until the end of the block, or of this process: its ``cat`` reads from here."""
+    words = ["unshare", "--net", "sh", "-c", "echo; exec cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True) as holder:
+        assert holder.stdout is not None
+        if not holder.stdout.readline():
+            raise common.BenchmarkFailed("no network namespace can be made: this needs root")
+        yield Net(holder.pid)
+
+
+@contextmanager
+def joined(link: str, gbits: float, round_trip_s: float, *, has_netem: bool) -> Iterator[tuple[Net, Net]]:
+    """Two network namespaces with ``link`` between them; connections come from the first."""
+    with network() as one, network() as other:
+        ends = ("netns", str(one.pid), "type", "veth", "peer", "name", "net0", "netns", str(other.pid))
         _run("ip", "link", "add", "net0", *ends)
-        for name, address in zip(names, _ADDRESSES, strict=True):
-            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "net0")
-            _run("ip", "-n", name, "link", "set", "net0", "up")
-        if link != "unlimited":
-            if round_trip_s and not has_netem:
-                stack.enter_context(_slow_wire(names[0], round_trip_s / 2))
-            for name in names:
-                _limit(name, link, gbits, round_trip_s / 2 if has_netem else 0.0)
-        yield names
+        for net, address in zip((one, other), _ADDRESSES, strict=True):
+            _run(*net.inside("ip", "addr", "add", f"{address}/24", "dev", "net0"))
+            _run(*net.inside("ip", "link", "set", "net0", "up"))
+        with ExitStack() as stack:
+            if link != "unlimited":
+                if round_trip_s and not has_netem:
+                    stack.enter_context(_slow_wire(one, round_trip_s / 2))
+                for net, side in ((one, "sport"), (other, "dport")):
+                    _limit(net, link, gbits, round_trip_s / 2 if has_netem else 0.0, side)
+            yield one, other
 
 
-def _limit(name: str, link: str, gbits: float, delay_s: float) -> None:
-    """Hold what leaves a namespace to the rate, as a whole or on each of the ways."""
+def _limit(net: Net, link: str, gbits: float, delay_s: float, side: str) -> None:
+    """Hold what leaves a namespace to the rate, as a whole or on each of the ways, by the port of a side."""
 
     def tc(words: str) -> None:
-        _run("ip", "netns", "exec", name, "tc", *words.split())
+        _run(*net.inside("tc", *words.split()))
 
     tc("qdisc add dev net0 root handle 1: htb default 10")
     ways = WAYS if link == "shared" else 1
     rate = f"{1000 * gbits / ways:.0f}mbit"
-    side = "sport" if name.endswith("a") else "dport"  # the port of the end that connects
     for way in range(ways):
         tc(f"class add dev net0 parent 1: classid 1:1{way} htb rate {rate} ceil {rate} burst 1mb cburst 1mb")
         if delay_s:
@@ -207,12 +221,12 @@ def _limit(name: str, link: str, gbits: float, delay_s: float) -> None:
 
 
 @contextmanager
-def _slow_wire(name: str, delay_s: float) -> Iterator[None]:
+def _slow_wire(net: Net, delay_s: float) -> Iterator[None]:
     script = Path(__file__).with_name("slow_wire.py")
-    command = ["ip", "netns", "exec", name, sys.executable, str(script), "net0", str(delay_s), "0"]
+    command = net.inside(sys.executable, str(script), "net0", str(delay_s), "0")
     process = subprocess.Popen(command, start_new_session=True, text=True)
     try:
-        inside = ["ip", "-n", name, "link", "show", "net0wire"]
+        inside = net.inside("ip", "link", "show", "net0wire")
         common.wait_for(
             lambda: subprocess.run(inside, capture_output=True).returncode == 0, 10.0, "the wire is not there"
         )
@@ -224,13 +238,9 @@ def _slow_wire(name: str, delay_s: float) -> Iterator[None]:
 
 def _kernel_has(discipline: str) -> bool:
     """Whether this kernel has the queueing discipline."""
-    name = f"srobust-{os.getpid()}-try"
-    _run("ip", "netns", "add", name)
-    try:
-        command = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", discipline]
-        return subprocess.run([*command, "delay", "1ms"], capture_output=True).returncode == 0
-    finally:
-        _run("ip", "netns", "del", name)
+    with network() as net:
+        command = net.inside("tc", "qdisc", "add", "dev", "lo", "root", discipline, "delay", "1ms")
+        return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _run(*words: str) -> None:
@@ -239,4 +249,4 @@ def _run(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))
