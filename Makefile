@@ -61,7 +61,7 @@ demo: setup ## A training on a real Slurm of six nodes loses a rank, then a node
 	$(PYTHON) demo/run.py
 
 bench: setup ## Measure the numbers of the README on this machine (BENCH_ARGS="restart --reps 5").
-	$(PYTHON) benchmarks/run_all.py $(BENCH_ARGS)
+	$(PYTHON) -m benchmarks.run_all $(BENCH_ARGS)
 
 matrix: setup ## Plant every fault in a training on a real Slurm: who is blamed, and how soon (root, 40 minutes).
 	$(PYTHON) -m benchmarks.fault_matrix $(MATRIX_ARGS)

@@ -1,1 +1,1 @@
-"""Measurements beside what a user would take instead. ``python benchmarks/run_all.py`` runs them all."""
+"""Measurements beside what a user would take instead. ``python -m benchmarks.run_all`` runs them all."""

@@ -249,4 +249,5 @@ def _run(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cleanly(main))
+    is_end = sys.argv[1:2] in (["receive"], ["send"])  # which the other process ends
+    sys.exit(main() if is_end else cleanly(main))

@@ -1,14 +1,18 @@
-"""Run the benchmarks one after the other: ``.venv/bin/python benchmarks/run_all.py [name ...]``."""
+"""Run the benchmarks one after the other: ``python -m benchmarks.run_all [name ...]``."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.scratch import cleanly
+
 ROOT = Path(__file__).resolve().parent.parent
+_CLEANS_UP_S = 30.0
 NAMES = (
     "restart",
     "power_cut",
@@ -45,9 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [sys.executable, "-m", f"benchmarks.{name}"]
         words += ["--reps", str(options.reps)] if options.reps else []
         words += ["--slow"] if options.slow and name == "restart" else []
-        code = subprocess.run(words, cwd=ROOT, check=False).returncode or code
+        code = _run(words) or code
     return code
 
 
+def _run(words: Sequence[str]) -> int:
+    process = subprocess.Popen(words, cwd=ROOT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt as end:
+        if end.args[0] != signal.SIGINT:  # of that one the terminal has told it
+            process.send_signal(end.args[0])
+        try:
+            process.wait(_CLEANS_UP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))
