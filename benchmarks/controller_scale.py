@@ -24,6 +24,7 @@ import psutil
 
 from benchmarks import common
 from benchmarks.scale_agents import NPROC
+from benchmarks.scratch import cleanly
 from slurm_robust.config.job import Timings
 from slurm_robust.policy.liveness import beacon_interval
 from slurm_robust.wire.keys import load_client
@@ -276,4 +277,4 @@ def show(runs: Sequence[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))

@@ -8,7 +8,6 @@ is well, 50 times slower, silent for five minutes, or restarted in the middle.
 from __future__ import annotations
 
 import random
-import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.samples import Summary
+from benchmarks.scratch import SHARED_MEMORY, cleanly, scratch
 from slurm_robust.config.node import Drain, NodeConfig, Paths
 from slurm_robust.hooks import drainer
 from slurm_robust.hooks.hook import Hook, is_refused
@@ -172,12 +172,9 @@ class Fleet:
 
 def measure(nodes: int, daemon: Daemon, minutes: float, seed: int = 1) -> dict[str, Any]:
     """One storm, as it is written to the file."""
-    folder = Path(tempfile.mkdtemp(prefix="srobust-storm-", dir=memory()))
-    try:
+    with scratch("storm", memory()) as folder:
         fleet = Fleet(nodes, daemon, folder, seed=seed)
         fleet.run(minutes)
-    finally:
-        shutil.rmtree(folder)
     seconds: Counter[int] = Counter()
     kinds: dict[str, Counter[int]] = {kind.value: Counter() for kind in Rpc}
     for (second, kind), count in fleet.daemon.asked.items():
@@ -266,10 +263,10 @@ def _at(run: dict[str, Any], path: Sequence[str]) -> float:
     return float(found)
 
 
-def memory() -> str | None:
+def memory() -> Path:
     """A folder that is not on a disk, which 10,000 nodes would share."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cleanly(main))

@@ -48,7 +48,7 @@ def deferred() -> Iterator[None]:
 @contextmanager
 def scratch(name: str, base: Path = SHARED_MEMORY) -> Iterator[Path]:
     """An empty folder; first, those of runs that were killed are removed. Raises ``OSError``."""
-    _remove_dead(base)
+    remove_dead(base)
     made: tuple[Path, int] | None = None
     try:
         with deferred():
@@ -71,7 +71,8 @@ def _make(name: str, base: Path) -> tuple[Path, int]:
     raise OSError(f"other runs remove each new folder in {base}")
 
 
-def _remove_dead(base: Path) -> None:
+def remove_dead(base: Path) -> None:
+    """Remove what runs of this user left that were killed."""
     for path in base.glob(f"{PREFIX}*"):
         try:
             lock = _lock(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.gpu.part import PARTS, Part
-from benchmarks.scratch import SHARED_MEMORY, cleanly, deferred, scratch
+from benchmarks.scratch import SHARED_MEMORY, cleanly, deferred, remove_dead, scratch
 from slurm_robust.util.process import signal_group
 from slurm_robust.util.program import kill_tree
 from tools.lacks import OURS, lacks
@@ -84,6 +84,7 @@ def _measure(options: argparse.Namespace, file: TextIO) -> int:
     file.truncate(0)
     lines, whole = options.out / "gpu.jsonl", options.out / "gpu.json"
     whole.unlink(missing_ok=True)
+    remove_dead(options.shm)  # before its room is measured
     facts: dict[str, object] = {"machine": {**common.machine(), **device, **_driver(), **_shm(options.shm)}}
     print(json.dumps(facts), flush=True)
     begun, sound = time.monotonic(), True
