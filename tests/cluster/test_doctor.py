@@ -50,7 +50,7 @@ def test_outside_and_inside_of_jobs(sandbox: Sandbox) -> None:
     assert levels(site)["clock.offset"] == "good"
     assert levels(site)["job.no_kill"] == levels(site)["memory.limit"] == "unknown"
 
-    good = SBATCH.format(options="train.py", settings="").replace("USR1@60", "USR1@120")
+    good = SBATCH.format(options="train.py", share="null", settings="").replace("USR1@60", "USR1@120")
     (home / "good.sbatch").write_text(good)
     assert doctor(sandbox, "good.sbatch")[0] == 0
     (home / "bad.sbatch").write_text(good.replace("--no-kill", ""))
