@@ -28,7 +28,7 @@ STEPS_S = (0.02, 0.1, 0.3, 1.0)
 LEAST_STEPS, LEAST_S = 6, 3.0
 SETTLE_S = 60.0
 STAYS, STAYS_S = 4, 3.0
-"""A stride stays that is not raised for so many snapshots, and seconds."""
+"""Snapshots and seconds without a rise after which a stride counts as settled."""
 SHARE = 0.01
 AIM = 1.05
 """Of the shortest step with the stride, against the bare one."""

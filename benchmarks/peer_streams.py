@@ -4,9 +4,9 @@ Two network namespaces are joined by a veth pair. One agent's sender and another
 agents, copy a snapshot until the peer has verified it. Links: ``plain``, one way of the whole rate, which one
 connection may fill; ``shared``, four ways of a quarter each, as a bond of four or paths of equal cost have:
 each connection goes one of them, by its port, and two may go the same; ``unlimited``, the veth pair alone,
-which shows what this machine can do. The delay is the kernel's netem, or where there is none a process that
-passes frames on later (:mod:`benchmarks.slow_wire`), for which the link has to be slower: with the product of
-rate and round trip kept, a connection needs the same window. Needs root.
+which shows what this machine can do. The kernel's netem delays packets. Without netem a process passes frames
+on later (:mod:`benchmarks.slow_wire`); it needs a slower link, on which a connection needs the same window if
+rate times round trip stays the same. Needs root.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from slurm_robust.checkpoint.budget import limits
 
 GB = 10**9
 # Cycles a second of the GPUs that were measured (H200: 1.98e9); a slower one is busy for longer.
@@ -59,26 +60,15 @@ class Bench:
             torch.cuda._sleep(int(seconds * _HZ))  # type: ignore[no-untyped-call]
 
     def needs_memory(self, gb: float) -> None:
-        """Raises :class:`LeftOut` where so many gigabytes of shared memory and some to spare are not free."""
+        """Raise :class:`LeftOut` unless shared memory has ``gb`` free, and some to spare."""
         free = free_gb(self.place)
         if free < gb + self.size(6, 0.2):
             raise LeftOut(f"needs {gb:.0f} GB in {self.place.parent} and 6 to spare: {free:.0f} are free")
 
 
 def free_gb(folder: Path) -> float:
-    """Room in shared memory: there, in the machine's memory and in this container's, the smallest of them."""
-    space = os.statvfs(folder)
-    memory = {
-        name: int(value.split()[0]) * 1024
-        for name, _, value in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    }
-    rooms = [space.f_bavail * space.f_frsize, memory["MemAvailable"]]
-    group = Path("/sys/fs/cgroup")
-    try:
-        rooms.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass  # no limit
-    return min(rooms) / GB
+    """Room for files in shared memory, in gigabytes, by the tightest limit."""
+    return min(room.free for room in limits(folder)) / GB
 
 
 def _rounded(value: object) -> object:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.bench import GB
-from benchmarks.gpu.memory import populate
 from slurm_robust.checkpoint.devices import Pinned
 from slurm_robust.checkpoint.gpus import CUDA
 
@@ -42,7 +41,6 @@ def main() -> None:
         os.posix_fallocate(file, 0, size)
         reserved = time.monotonic()
         kept.append(mmap.mmap(file, size))
-        populate(kept[-1], 8)
         pinned.pin(memoryview(kept[-1]))
         facts[f"buffer {number}"] = {"reserve_s": reserved - begun, "register_s": time.monotonic() - reserved}
     beside = options.mark.with_suffix(".new")

@@ -119,7 +119,7 @@ def shared(place: Path, nbytes: int, tell: Bench | None = None) -> Iterator[mmap
 
 
 def populate(memory: mmap.mmap, threads: int) -> None:
-    """Have all its pages there, in so many threads; on a kernel before 5.14, nothing."""
+    """Map all pages of ``memory``, in ``threads`` threads. Before Linux 5.14 this does nothing."""
     begins = range(0, len(memory), _POPULATED_AT_ONCE)
     first = mmap_address(memory)
     with ThreadPoolExecutor(threads) as pool:

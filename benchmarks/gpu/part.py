@@ -63,7 +63,7 @@ def main() -> None:
         getattr(importlib.import_module(f"benchmarks.gpu.{part.module}"), part.name)(bench)
     except LeftOut as reason:
         bench.tell("left out", reason=str(reason))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - it is the result
         where = traceback.format_exc().strip().splitlines()[-6:]
         bench.tell("failed", error=f"{type(error).__name__}: {error}"[:600], traceback=where)
     else:

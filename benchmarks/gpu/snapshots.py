@@ -84,7 +84,7 @@ class Trained:
 
 @contextmanager
 def training(bench: Bench, gb: float) -> Iterator[Trained]:
-    """One of so many gigabytes, whose buffers are ready."""
+    """A training with a state of ``gb`` gigabytes, whose buffers are ready."""
     bench.needs_memory(4 * gb)
     made = Trained(bench, gb)
     try:

@@ -32,7 +32,7 @@ SUMS_IDLE = 40e9
 """Checksums by the eight threads that a snapshot has where CPUs are idle: 4 GB in 0.10 s."""
 
 RESTORE = 9.4e9
-"""A restore: its four threads read, sum up and copy 8 GB to the GPU in 0.85 s."""
+"""A restore: its four threads verify 8 GB in 0.85 s, and copy half of them to the GPU meanwhile."""
 
 UNREGISTER = 9.4e9
 """A killed process that had registered 243 GB was gone after 25.9 s on an H100 (reported in

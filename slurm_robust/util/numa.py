@@ -4,9 +4,9 @@ On coherent platforms (GH200, GB200) NVIDIA's driver in NUMA mode gives the kern
 node without CPUs. ``MemTotal``, ``MemAvailable`` and a tmpfs' half of all memory count it then, and what is
 not bound may get it. So the host's memory is here that of the nodes with CPUs.
 
-That leaves out an x86 machine's CXL memory, too: from inside a container nothing tells such a node from a
-GPU's for certain, it is slower than the copies that go there, and the kernel moves cold pages there, which
-makes room in the rest.
+That leaves out an x86 machine's CXL memory, too: a container cannot reliably distinguish such a node from a
+GPU's, it is slower than the copies that go there, and the kernel moves cold pages there, which makes room in
+the rest.
 """
 
 from __future__ import annotations

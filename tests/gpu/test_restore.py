@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.gpus import CUDA
-from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot, Training, apply
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
 from slurm_robust.model.copies import CheckpointId
 from tests.gpu.device import OnCuda, Unusual, copies
+from tests.unit.checkpoint.snapshot_training import PlusOne
 from tests.waiting import wait_for
 
 
@@ -25,28 +26,36 @@ def folder() -> Iterator[MemoryFolder]:
         yield folder
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_a_large_state_is_put_back(folder: MemoryFolder, threads: int) -> None:
-    model, live = Unusual(100_000_000), Unusual(100_000_000)
-    training = OnCuda(folder, model)
-    training.optimizer.step()
-    training.take(6)
-    wait_for(lambda: not training.snapshotter.reserving, 60.0, "its memory is not reserved")
-    training.take(7)
-    training.snapshotter.close()
+def whole_image(folder: MemoryFolder) -> tuple[Image, list[torch.Tensor], Snapshot]:
+    """The image of step 7, the tensors in it, and their state."""
     path = folder.find(0, CheckpointId(generation=1, step=7))
     assert path is not None
     image = open_image(path)
     tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
     tree = unflatten(image.tree, tensors)
-    state = Snapshot(own=tree["own"], shared={}, rng=tree["rng"])
-    places = places_for(state, Training(entries={"model": live}), CUDA)
+    return image, tensors, Snapshot(own=tree["own"], shared={}, rng=tree["rng"])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_large_state_is_put_back(folder: MemoryFolder, threads: int) -> None:
+    model, live = Unusual(100_000_000), Unusual(100_000_000)
+    training, of_live = OnCuda(folder, model), PlusOne(live.parameters())
+    of_live.step()
+    for _ in range(2):
+        training.optimizer.step()
+    training.take(6)
+    wait_for(lambda: not training.snapshotter.reserving, 60.0, "its memory is not reserved")
+    training.take(7)
+    training.snapshotter.close()
+    image, tensors, state = whole_image(folder)
+    entries = {"model": live, "optimizer": of_live}
+    places = places_for(state, Training(entries=entries), CUDA)
     torch.cuda.synchronize()
     begun = time.perf_counter()
     fill(image, tensors, places, CUDA, threads)
     torch.cuda.synchronize()
     print(f"{threads} threads: {image.nbytes / 1e9 / (time.perf_counter() - begun):.1f} GB/s")
-    apply({"model": live}, moved(state, places))  # what lies with gaps
+    apply(entries, moved(state, places))  # what lies with gaps
     image.close()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), live.parameters(), strict=True))
 
@@ -70,12 +79,7 @@ def test_a_state_is_put_back_in_place(folder: MemoryFolder) -> None:
     before = [tensor.data_ptr() for tensor in (*live.parameters(), *live.buffers())]
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    path = folder.find(0, CheckpointId(generation=1, step=7))
-    assert path is not None
-    image = open_image(path)
-    tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
-    tree = unflatten(image.tree, tensors)
-    state = Snapshot(own=tree["own"], shared={}, rng=tree["rng"])
+    image, tensors, state = whole_image(folder)
     entries = {"model": live, "optimizer": of_live}
     begun = time.perf_counter()
     places = places_for(state, Training(entries=entries), CUDA)

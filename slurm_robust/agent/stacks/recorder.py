@@ -123,12 +123,10 @@ def parse(dump: bytes, library: str) -> Recorded:
         if library in _HOOKED and entry.retired and entry.state != _COMPLETED:
             untold.add(f"{library}:{group}")
             continue
-        key = (
-            (f"{group}{POINT_TO_POINT}", entry.p2p_seq_id)
-            if entry.is_p2p
-            else (group, entry.collective_seq_id)
-        )
-        operations.setdefault(key, _Operation()).entries.append(entry)
+        number = entry.collective_seq_id
+        if entry.is_p2p:
+            group, number = f"{group}{POINT_TO_POINT}", entry.p2p_seq_id
+        operations.setdefault((group, number), _Operation()).entries.append(entry)
     newest: dict[str, int] = {}
     oldest: dict[str, int] = {}
     for (group, number), operation in operations.items():
