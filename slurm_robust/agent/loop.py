@@ -90,6 +90,7 @@ from slurm_robust.wire.messages import (
     StacksShown,
     StacksTaken,
     TakeStacks,
+    UpdateReply,
 )
 from slurm_robust.wire.network import PortHolder, local_address, taken_by
 from slurm_robust.wire.protocol import PROTOCOL
@@ -169,9 +170,9 @@ class Agent:
         self._takeover = TakeoverWatch(spec, setup.job, setup.node, lacking=lacking)
         if self._takeover.note:
             self._book.note(self._takeover.note)
-        if spec.release not in ("", __version__):
+        if spec.version not in ("", __version__):
             self._book.note(
-                f"this agent is of slurm_robust {__version__}, its controller of {spec.release}: install the "
+                f"this agent is of slurm_robust {__version__}, its controller of {spec.version}: install the "
                 "same one for srobust run and for agents, in the image if there is one"
             )
         self._wakeup = WakeUp()
@@ -356,7 +357,7 @@ class Agent:
             case Refused(refused=kind):
                 self._note_once(f"{self._versions()}: it refuses '{one_line(kind, 40)}'")
                 return
-            case Pong() | DrillReply() | StacksShown():
+            case Pong() | DrillReply() | UpdateReply() | StacksShown():
                 return  # answers to questions that agents do not ask
             case Ack(epoch=epoch, seq=seq, protocol=protocol):
                 if epoch >= self._state.epoch:

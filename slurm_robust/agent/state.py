@@ -54,6 +54,7 @@ from slurm_robust.wire.messages import (
     Stay,
     Stop,
     TakeStacks,
+    TryRelease,
 )
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
@@ -176,6 +177,7 @@ class AgentState:
         self.rehearsal: Rehearsal | None = None
         self.loaded = 0  # the newest order to load modules that is over
         self._load_ordered = 0
+        self._try_ordered = 0
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
         self._stopped_through = 0
@@ -282,6 +284,11 @@ class AgentState:
                 if number <= self._load_ordered or self._ending or not self.ready:
                     return []
                 self._load_ordered = number
+                return [order]
+            case TryRelease(number=number):
+                if number <= self._try_ordered or self._ending or self.fatal:
+                    return []
+                self._try_ordered = number
                 return [order]
             case Inject(rank=rank):
                 return [order] if rank in self.workers.living_pids else []

@@ -23,6 +23,7 @@ from slurm_robust.wire.messages import (
     RequestCheckpoint,
     Save,
     TakeStacks,
+    TryRelease,
 )
 
 # -- stimuli --------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ Instruction: TypeAlias = (
     | ProbeNodes
     | Rehearse
     | Load
+    | TryRelease
     | Inject
     | StartLauncher
     | EndWorker

@@ -316,6 +316,65 @@ class DetectConfig(Section):
         yield from _too_short("quick_test_s", self.quick_test_s)
 
 
+class CodeConfig(Section):
+    """The immutable copy of the code that the ranks run, a [release](updates.md)."""
+
+    releases: bool = True
+    """Take a copy of the code when the job starts, and run the ranks from it: files may then be edited while
+    the job runs, and ``srobust update`` can change the code. ``false``: the ranks read the code in its
+    place."""
+
+    paths: Annotated[tuple[Folder, ...], Meta(examples=[["src", "/home/me/mylib"]])] = ()
+    """Folders that belong to the code, relative to the working directory. Empty: the folder of the script; of
+    a module the folder that holds its package; and packages of the environment that are installed in place
+    (``pip install -e``)."""
+
+    max_files: Positive = 20_000
+    """A folder with more files is no code: no copy is taken, and the job says why."""
+
+    max_mb: Positive = 256
+    """Size of the copy at most, in MB (1e6 bytes). Nodes keep it in memory."""
+
+    max_file_mb: Positive = 16
+    """A larger file is data: the copy has a link to its place."""
+
+    take_s: Seconds = 60.0
+    """Time for the copy at most."""
+
+    workdir: Literal["user", "release"] = "user"
+    """``user``: ranks run in the working directory of the job. ``release``: they run in the copy, in which
+    outputs and data are links to their places, for scripts that read code by a relative path."""
+
+
+class UpdateConfig(Section):
+    """[Updates](updates.md): how a job gets from one release of its code to another."""
+
+    good_steps: Positive = 100
+    """A new release is good after so many completed steps …"""
+
+    good_s: Seconds = 1800.0
+    """… or after this time and two completed steps, whichever is first. Until then it may be rolled back."""
+
+    slow_factor: Factor = 1.5
+    """A new release is bad if its median step takes so many times that of the release before."""
+
+    rollback: bool = True
+    """Go back to the last good release by itself when a new one fails. ``false``: a failure is answered as
+    ever."""
+
+    trial: bool = True
+    """Try a new release before it is applied: its imports on all nodes, and a few steps on a standby."""
+
+    trial_s: Seconds = 900.0
+    """Time for the trial at most."""
+
+    deadline_s: Seconds = 86_400.0
+    """An update that waits for the next recovery is applied after this time at the latest."""
+
+    keep: Positive = 10
+    """So many releases are kept, with the newest good one and the one that runs in any case."""
+
+
 class ReplayConfig(Section):
     """Replay of the training in small groups of nodes, to find a node that computes wrong results. See
     [replay](replay.md)."""
@@ -633,6 +692,8 @@ class JobConfig(Section):
     timings: Timings = Timings()
     checkpoint: CheckpointConfig = CheckpointConfig()
     detect: DetectConfig = DetectConfig()
+    code: CodeConfig = CodeConfig()
+    updates: UpdateConfig = UpdateConfig()
     replay: ReplayConfig = ReplayConfig()
     standby: StandbyConfig = StandbyConfig()
     parallel: ParallelConfig = ParallelConfig()

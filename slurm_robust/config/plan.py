@@ -13,6 +13,7 @@ from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.release import Release
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import check_own_folder, read_ours
@@ -56,6 +57,8 @@ class RunPlan(Record):
     """As in :class:`~slurm_robust.model.events.RunStarted`."""
     continued: ev.Continued | None = None
     """The point from which the job goes on; None for one that began anew."""
+    release: Release | None = None
+    """The first release of the job, None for none. What runs later, the journal says."""
 
     def storage(self, directory: JobDirectory) -> Path:
         """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""

@@ -282,7 +282,8 @@ def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: Pre
     known = len(journal.events)
     if not journal.events:
         goes_on = (plan.continued,) if plan.continued is not None else ()
-        journal.append(plan.started(time.time(), __version__), *goes_on)
+        first = (ev.ReleaseTaken(t=time.time(), release=plan.release),) if plan.release is not None else ()
+        journal.append(plan.started(time.time(), __version__), *goes_on, *first)
     if journal.torn is not None:
         journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
     journal.append(
@@ -353,7 +354,7 @@ def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
         inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
         learn=plan.config.standby.learn and plan.config.mode == "act",
-        release=__version__,
+        version=__version__,
     )
 
 

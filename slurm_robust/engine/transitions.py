@@ -76,6 +76,14 @@ class ToStopping(Record):
     """None if nothing is wrong with it."""
     waited: bool = False
     """Nodes that cannot be reached have been waited for."""
+    update: int = 0
+    """The update for which the generation ends, 0 for none."""
+
+
+class ToUpdating(Record):
+    """Have all ranks take a snapshot at one step and wait there, then end them for the update that is due."""
+
+    agents: dict[str, str]
 
 
 class ToDeciding(Record):
@@ -142,6 +150,7 @@ Transition: TypeAlias = (
     | ToUnreachable
     | ToCheckpointing
     | ToStopping
+    | ToUpdating
     | ToDeciding
     | ToTesting
     | ToBorrowing

@@ -17,6 +17,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Action, NodeExit, StackLocation, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory, SnapshotTimes
 from slurm_robust.model.record import UNREADABLE, Record, decoded
+from slurm_robust.model.release import Release, Requester, UpdateEnd, When
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.startup import PhaseTimes
 
@@ -208,6 +209,8 @@ class GenerationLaunched(WorldEvent):
     """How many ranks get their part of ``restore`` from which tier."""
     layout: str = ""
     """Identity of the parallel layout."""
+    release: str = ""
+    """The release that the ranks run, "" if the job has none."""
 
     @property
     def restore_step(self) -> int:
@@ -281,6 +284,8 @@ class StopStarted(WorldEvent):
     reason: str
     symptom: Symptom | None = None
     """Symptom of the fault for which they are; None if nothing is wrong with them."""
+    update: int = 0
+    """The update for which they are, 0 for none: the next generation follows at once."""
 
 
 class GenerationEnded(WorldEvent):
@@ -554,11 +559,88 @@ class IncidentClosed(WorldEvent):
 
 
 class CheckpointRequested(WorldEvent):
-    """The workers were asked for a checkpoint at ``step`` because the end of the run is near."""
+    """The workers were asked for a checkpoint at ``step``, since the end of the run or an update is near."""
 
     generation: int
     step: int
     reason: str
+
+
+class ReleaseTaken(Event):
+    """The job has one more release; ``srobust run`` takes the first. Taking it changes nothing yet."""
+
+    release: Release
+    by: Requester | None = None
+    """Who took it; None for the job itself."""
+
+
+class UpdateRequested(Event):
+    """The owner wants the job to run ``release``. An update that waits is superseded."""
+
+    update: int
+    """1 for the first of the job."""
+    release: str
+    when: When
+    by: Requester
+    deadline: float | None = None
+    """When a lazy one is applied at the latest, in seconds since 1970."""
+    message: str = ""
+    changes: tuple[str, ...] = ()
+    """What differs from the release before, a line each: files, arguments, names of variables."""
+    rollback: bool = False
+    """It goes back to a release that the job has run."""
+    from_step: int = -1
+    """The step of the checkpoint to go on from; -1 for the newest."""
+    discard_optimizer: bool = False
+    """The optimizer's state in the checkpoint is left out."""
+
+
+class UpdateTried(Event):
+    """The trial of an update is over: it may be applied, or it was refused."""
+
+    update: int
+    ok: bool
+    took_s: float
+    node: str = ""
+    """Where it failed."""
+    text: str = ""
+    """Why it failed, one line."""
+    traceback: str = ""
+    untried: tuple[str, ...] = ()
+    """What could not be tried, and why."""
+
+
+class UpdateApplied(WorldEvent):
+    """From now on generations run ``release``: the next one is launched right after this event."""
+
+    update: int
+    release: str
+    before: str
+    """The release that ran until now."""
+    step: int
+    """Newest step that the release before has completed, -1 for none."""
+    checkpoint: CheckpointId | None = None
+    """From which the first generation of ``release`` goes on."""
+    recovery: bool = False
+    """A recovery took it along."""
+
+
+class UpdateEnded(Event):
+    """An update was not applied, and never is."""
+
+    update: int
+    how: UpdateEnd
+    reason: str = ""
+
+
+class ReleaseJudged(Event):
+    """A candidate has made its steps and is good, or is bad."""
+
+    release: str
+    good: bool
+    reason: str
+    step: int = -1
+    """Newest step that it has completed."""
 
 
 class RequeueStarted(Event):
@@ -674,6 +756,12 @@ AnyEvent: TypeAlias = (
     | ModulesLearned
     | IncidentClosed
     | CheckpointRequested
+    | ReleaseTaken
+    | UpdateRequested
+    | UpdateTried
+    | UpdateApplied
+    | UpdateEnded
+    | ReleaseJudged
     | RequeueStarted
     | StageDone
     | StopOrdered

@@ -367,6 +367,15 @@ class Diagnose(Record, tag_field="action", tag="diagnose"):
     """Also with the reference model."""
 
 
+class RollBack(Record, tag_field="action", tag="roll back"):
+    """Mark ``release`` as bad and go back to ``to``, at the step at which that was replaced (rung 7)."""
+
+    release: str
+    to: str
+    step: int
+    """That step, -1 for the beginning."""
+
+
 class GiveUp(Record, tag_field="action", tag="give up"):
     """Stop with exit code ``code`` and the evidence."""
 
@@ -390,6 +399,7 @@ Action: TypeAlias = (
     | QuickTest
     | Borrow
     | Requeue
+    | RollBack
     | GiveUp
 )
 

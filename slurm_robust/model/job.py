@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.record import Record
 
@@ -91,7 +93,7 @@ class JobSpec(Record):
     """Workers run beside their GPUs."""
     learn: bool
     """Rank 0 reports what it has imported, for zygotes to import it before."""
-    release: str = ""
+    version: str = msgspec.field(default="", name="release")
     """Of the controller's slurm_robust, since that of an image may be another one; "" if it does not say."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
@@ -164,6 +166,11 @@ class JobDirectory:
     def incidents(self) -> Path:
         """One folder of evidence per incident."""
         return self.path / "incidents"
+
+    @property
+    def releases(self) -> Path:
+        """One folder for each release of the job's code (:mod:`slurm_robust.model.release`)."""
+        return self.path / "releases"
 
     @property
     def suspects(self) -> Path:

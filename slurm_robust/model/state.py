@@ -14,9 +14,11 @@ from slurm_robust.model.incident import (
     GiveUp,
     Replace,
     Requeue,
+    RollBack,
     Swap,
 )
 from slurm_robust.model.record import Record
+from slurm_robust.model.release import Candidate, ReleaseState
 from slurm_robust.model.world import World, follow
 
 TAKEOVER_GAP = 10
@@ -62,6 +64,21 @@ class JobState(Record, dict=True):
     """The finished quick test of each node of this run that stood by; also of evicted ones."""
     learned: ev.ModulesLearned | None = None
     """What workers of any run were seen to import."""
+    release: str = ""
+    """What the next generation runs, "" for a job without releases."""
+    releases: dict[str, ReleaseState] = {}
+    """All that were taken, in that order."""
+    taken: dict[str, ev.ReleaseTaken] = {}
+    last_good: str = ""
+    """The newest release that was good, "" before there is one."""
+    candidate: Candidate | None = None
+    """The release that runs, as long as it is neither good nor bad."""
+    update: ev.UpdateRequested | None = None
+    """The one that waits to be applied."""
+    tried: ev.UpdateTried | None = None
+    """The trial of that update, once it is over."""
+    updates: int = 0
+    """The number of the last one that was requested."""
     wanted_spares: int = 0
     """How many standbys the job was submitted with."""
     replenish: ev.ReplenishBegun | None = None
@@ -254,6 +271,9 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
 def _(event: ev.WorldEvent, state: JobState) -> JobState:
     before, state = state.worlds.get(event.world, World()), _followed(event, state)
     after = state.worlds[event.world]
+    if isinstance(event, ev.FirstStep) and (candidate := state.candidate) is not None and not candidate.since:
+        candidate = msgspec.structs.replace(candidate, since=event.t, first_step=event.step)
+        state = msgspec.structs.replace(state, candidate=candidate)
     # Without step reports it is unknown which step is new: any of them may be.
     unknown = isinstance(event, ev.FirstStep | ev.ProgressMade) and not event.reported and event.step >= 0
     if unknown or after.best_step > before.best_step:
@@ -282,6 +302,15 @@ def _(event: ev.Decided, state: JobState) -> JobState:
             worlds = _moved(worlds, {action.first: action.second, action.second: action.first})
         elif isinstance(action, GiveUp | Requeue):
             state = msgspec.structs.replace(state, end_started=_end_by(action, event.t))
+        elif isinstance(action, RollBack):
+            first = state.candidate.generation if state.candidate is not None else 0
+            worlds = {name: world.without_from(first) for name, world in worlds.items()}
+            state = msgspec.structs.replace(
+                state,
+                release=action.to,
+                releases={**state.releases, action.release: ReleaseState.BAD},
+                candidate=None,
+            )
     return msgspec.structs.replace(state, worlds=worlds, spares=spares)
 
 
@@ -306,6 +335,75 @@ def _end_by(action: GiveUp | Requeue, t: float) -> ev.EndStarted:
         saves=True,
         exclude=action.exclude,
         failure=True,
+    )
+
+
+@apply.register
+def _(event: ev.ReleaseTaken, state: JobState) -> JobState:
+    name, is_first = event.release.name, not state.releases
+    states = {name: ReleaseState.CANDIDATE if is_first else ReleaseState.TAKEN, **state.releases}
+    state = msgspec.structs.replace(state, releases=states, taken={**state.taken, name: event})
+    if not is_first:
+        return state
+    first = Candidate(release=name, update=0, before="", generation=state.world.next_generation)
+    return msgspec.structs.replace(state, release=name, candidate=first)
+
+
+@apply.register
+def _(event: ev.UpdateRequested, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, update=event, tried=None, updates=event.update)
+
+
+@apply.register
+def _(event: ev.UpdateTried, state: JobState) -> JobState:
+    if state.update is None or state.update.update != event.update:
+        return state
+    states, name = state.releases, state.update.release
+    if not event.ok and states.get(name) is ReleaseState.TAKEN:
+        states = {**states, name: ReleaseState.REFUSED}
+    return msgspec.structs.replace(state, tried=event, releases=states)
+
+
+@apply.register
+def _(event: ev.UpdateEnded, state: JobState) -> JobState:
+    if state.update is None or state.update.update != event.update:
+        return state
+    return msgspec.structs.replace(state, update=None, tried=None)
+
+
+@apply.register
+def _(event: ev.UpdateApplied, state: JobState) -> JobState:
+    waits = state.update is not None and state.update.update == event.update
+    state = msgspec.structs.replace(
+        state,
+        release=event.release,
+        update=None if waits else state.update,
+        tried=None if waits else state.tried,
+    )
+    if state.releases.get(event.release) is ReleaseState.GOOD:
+        return msgspec.structs.replace(state, candidate=None, last_good=event.release)
+    candidate = Candidate(
+        release=event.release,
+        update=event.update,
+        before=state.last_good,
+        checkpoint=event.checkpoint,
+        generation=state.worlds.get(event.world, World()).next_generation,
+    )
+    states = {**state.releases, event.release: ReleaseState.CANDIDATE}
+    return msgspec.structs.replace(state, candidate=candidate, releases=states)
+
+
+@apply.register
+def _(event: ev.ReleaseJudged, state: JobState) -> JobState:
+    judged = ReleaseState.GOOD if event.good else ReleaseState.BAD
+    candidate = state.candidate
+    if candidate is not None and candidate.release == event.release:
+        candidate = None
+    return msgspec.structs.replace(
+        state,
+        releases={**state.releases, event.release: judged},
+        last_good=event.release if event.good else state.last_good,
+        candidate=candidate,
     )
 
 

@@ -145,6 +145,16 @@ class World(Record, dict=True):
         """This many steps are no progress: those of :data:`REPEAT_S`, at least one."""
         return max(1, int(REPEAT_S / self.pace.p50_s)) if self.pace.p50_s > 0 else 1
 
+    def without_from(self, generation: int) -> World:
+        """Return the world in which nothing counts that this generation and later ones have saved."""
+        void = dict.fromkeys(range(generation, self.generation + 1), -1)
+        return msgspec.structs.replace(
+            self,
+            sealed={g: step for g, step in self.sealed.items() if g < generation},
+            unsealed=tuple(g for g in self.unsealed if g < generation),
+            good_steps={**self.good_steps, **void},
+        )
+
 
 @singledispatch
 def follow(event: ev.WorldEvent, world: World) -> World:

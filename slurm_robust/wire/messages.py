@@ -21,6 +21,7 @@ from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.progress import SnapshotTimes, Traffic
 from slurm_robust.model.record import UNREADABLE, Record, decoded
+from slurm_robust.model.release import Requester, When
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.standby import Rehearsal
 from slurm_robust.util.text import one_line
@@ -41,6 +42,16 @@ class Phase(str, Enum):
 
 
 # -- agent to controller --------------------------------------------------------------------------
+
+
+class Tried(Record):
+    """What came of :class:`TryRelease` on a node."""
+
+    number: int
+    ok: bool
+    text: str = ""  # why it failed, one line
+    traceback: str = ""
+    took_s: float = 0.0
 
 
 class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
@@ -87,6 +98,11 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     stride: int = 0  # as the workers know it, 0 if that is not known: see Pace
     local_stride: int = 0
     snapshots: SnapshotTimes | None = None  # the worst of the ranks; None if it is not known (yet)
+    release: str = ""  # that the workers described run, "" for none
+    tried: Tried | None = None  # the answer to the newest TryRelease
+    outside: tuple[
+        str, ...
+    ] = ()  # code that rank 0 has read from its place and not from the release; until an Ack
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -156,6 +172,8 @@ class Launch(Record, tag_field="kind", tag="launch"):
     stride: int = 1  # steps that are multiples of it are copied to peers
     announce_step: int = 0  # the agent sends a heartbeat immediately when a rank has completed this step
     local_stride: int = 1  # snapshots are taken of steps that are multiples of it
+    release: str = ""  # what the workers run, a folder of ``releases/``; "": the command in its place
+    discard_optimizer: bool = False  # the optimizer's state in ``restore`` is left out
 
 
 class Stop(Record, tag_field="kind", tag="stop"):
@@ -172,6 +190,9 @@ class RequestCheckpoint(Record, tag_field="kind", tag="checkpoint"):
     epoch: int
     generation: int
     step: int
+    hold_s: float = (
+        0.0  # for so long ranks do not begin another step after it, since they are about to be ended
+    )
 
 
 class Pace(Record, tag_field="kind", tag="pace"):
@@ -281,6 +302,10 @@ class Rehearse(Record, tag_field="kind", tag="rehearse"):
     steps: int
     limit_s: float  # seconds until it is ended
     writes: tuple[str, ...] = ()  # folders in which it may change files, beside caches
+    release: str = ""  # whose code it runs, "" for the command in its place
+    beside: bool = (
+        False  # workers may live on the node: it leaves them the GPUs, and takes only idle CPU time
+    )
 
 
 class Load(Record, tag_field="kind", tag="load"):
@@ -292,6 +317,19 @@ class Load(Record, tag_field="kind", tag="load"):
     epoch: int
     number: int
     modules: tuple[str, ...]
+
+
+class TryRelease(Record, tag_field="kind", tag="try_release"):
+    """Unpack ``release`` on this node and import what it needs in a successor of the zygote.
+
+    Answered by :attr:`Heartbeat.tried`; workers that live are not touched. An order with a lower number than
+    one before is void.
+    """
+
+    epoch: int
+    number: int
+    release: str
+    limit_s: float  # seconds until it counts as failed
 
 
 class Inject(Record, tag_field="kind", tag="inject"):
@@ -339,6 +377,30 @@ class DrillReply(Record, tag_field="kind", tag="drill_reply"):
     text: str  # a line: what was done, or why not
 
 
+class UpdateJob(Record, tag_field="kind", tag="update_job"):
+    """The owner wants the job to run ``release``, which lies in the job's ``releases/``."""
+
+    release: str
+    when: When
+    by: Requester
+    deadline_s: float | None = None  # a lazy one is applied after so long at the latest; None: as configured
+    message: str = ""
+    changes: tuple[str, ...] = ()
+    rollback: bool = False
+    from_step: int = -1
+    discard_optimizer: bool = False
+    token: str = ""  # of this request: asked again with it, the controller gives the answer that it gave
+
+
+class UpdateReply(Record, tag_field="kind", tag="update_reply"):
+    """Answer to :class:`UpdateJob`. What becomes of the update is in the journal."""
+
+    ok: bool
+    text: str  # a line: what was accepted, or why it was refused
+    fix: str = ""
+    update: int = 0  # its number
+
+
 class ShowStacks(Record, tag_field="kind", tag="show_stacks"):
     """The owner wants to see what all ranks do; asked again until the answer is ``over``."""
 
@@ -365,7 +427,9 @@ class Refused(Record, tag_field="kind", tag="refused"):
     protocol: int  # that the controller speaks
 
 
-ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | NodesProbed | Ping | Drill | ShowStacks
+ToController: TypeAlias = (
+    Heartbeat | Pulse | StacksTaken | NodesProbed | Ping | Drill | UpdateJob | ShowStacks
+)
 Order: TypeAlias = (
     Launch
     | Stop
@@ -378,12 +442,13 @@ Order: TypeAlias = (
     | ProbeNodes
     | Rehearse
     | Load
+    | TryRelease
     | Inject
     | Shutdown
 )
 """What the state machine of an agent must do."""
 
-FromController: TypeAlias = Order | Ack | Pong | DrillReply | StacksShown | Refused
+FromController: TypeAlias = Order | Ack | Pong | DrillReply | UpdateReply | StacksShown | Refused
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)

@@ -18,13 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import get_args
 
-from slurm_robust.wire.messages import FromController, Load, Rehearse
+from slurm_robust.wire.messages import (
+    FromController,
+    Load,
+    Order,
+    Rehearse,
+    TryRelease,
+    UpdateReply,
+)
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of this release. 0 is that of peers that do not name any."""
 
-SINCE: Mapping[type[FromController], int] = MappingProxyType({Load: 1, Rehearse: 1})
+SINCE: Mapping[type[FromController], int] = MappingProxyType(
+    {Load: 1, Rehearse: 1, TryRelease: 2, UpdateReply: 2}
+)
 """The first version with each message; the others are in all.
 
 :class:`.messages.Refused` goes to peers of all versions: who does not know it drops it.
@@ -37,5 +47,10 @@ def knows(protocol: int, message: type[FromController]) -> bool:
 
 
 def unknown_to(protocol: int) -> list[str]:
-    """Name the messages of a controller that a peer of version ``protocol`` does not know."""
-    return [str(message.__struct_config__.tag) for message in SINCE if not knows(protocol, message)]
+    """Name the orders of a controller that an agent of version ``protocol`` does not know."""
+    orders = get_args(Order)
+    return [
+        str(message.__struct_config__.tag)
+        for message in SINCE
+        if message in orders and not knows(protocol, message)
+    ]

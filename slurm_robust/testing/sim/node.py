@@ -322,7 +322,14 @@ class SimAgent:
             return
         message = msg.decode_from_controller(data)
         match message:
-            case msg.Foreign() | msg.Refused() | msg.Pong() | msg.DrillReply() | msg.StacksShown():
+            case (
+                msg.Foreign()
+                | msg.Refused()
+                | msg.Pong()
+                | msg.DrillReply()
+                | msg.UpdateReply()
+                | msg.StacksShown()
+            ):
                 raise AssertionError(f"controllers of this release send agents no {type(message).__name__}")
             case msg.Ack(epoch=epoch, seq=seq):
                 if epoch >= self.state.epoch:

@@ -20,6 +20,7 @@ from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind
 from slurm_robust.version import __version__
 from slurm_robust.wire.messages import Heartbeat, Inject, Pace, Phase, Refused, RequestCheckpoint, Shutdown
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import probe_ports
 from tests.builders import specs
 from tests.there import there
@@ -126,7 +127,9 @@ def test_an_agent_names_a_controller_of_another_version_and_serves_it(make_job: 
     controller = job.controller()
     controller.protocol = 0
     job.start_agent("n1")
-    older = "this agent speaks protocol 1, its controller 0: it may not know all that this agent says"
+    older = (
+        f"this agent speaks protocol {PROTOCOL}, its controller 0: it may not know all that this agent says"
+    )
     controller.wait_for("n1", lambda b: older in b.notes)
     controller.protocol = 9
     dance = msgspec.msgpack.encode({"kind": "dance", "epoch": controller.epoch})
@@ -134,8 +137,10 @@ def test_an_agent_names_a_controller_of_another_version_and_serves_it(make_job: 
     wait_for(lambda: controller.pump() or len(controller.heartbeats) > begun + 1)
     controller.socket.socket.send_multipart([controller.identities["n1"], dance])
     controller.send("n1", Refused(refused="weather", protocol=9))
-    unknown = "this agent speaks protocol 1, its controller 9: message 'dance' is unknown and is ignored"
-    refused = "this agent speaks protocol 1, its controller 9: it refuses 'weather'"
+    unknown = (
+        f"this agent speaks protocol {PROTOCOL}, its controller 9: message 'dance' is unknown and is ignored"
+    )
+    refused = f"this agent speaks protocol {PROTOCOL}, its controller 9: it refuses 'weather'"
     controller.wait_for(
         "n1", lambda _: {unknown, refused} <= {n for _, b in controller.heartbeats for n in b.notes}
     )
@@ -314,7 +319,7 @@ def test_notes_are_repeated_until_they_are_acknowledged(make_job: MakeJob) -> No
 
 
 def test_an_agent_of_another_release_than_its_controller_says_so(make_job: MakeJob) -> None:
-    job = make_job("", **as_program(SLEEPER), release="9.9")
+    job = make_job("", **as_program(SLEEPER), version="9.9")
     controller = job.controller()
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: any(f"{__version__}, its controller of 9.9" in n for n in b.notes))

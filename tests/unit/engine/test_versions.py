@@ -17,7 +17,9 @@ from tests.unit.engine.stories import PACE, gets_on, notes, sent, trained
 
 LEARNS = JobConfig(standby=StandbyConfig(rehearse=False, test_s=0))
 REHEARSES = JobConfig(standby=StandbyConfig(learn=False, test_s=0))
-OLDER = f"agent on n3 speaks protocol 0, this controller {PROTOCOL}: it is not sent load, rehearse"
+OLDER = (
+    f"agent on n3 speaks protocol 0, this controller {PROTOCOL}: it is not sent load, rehearse, try_release"
+)
 
 
 def job(

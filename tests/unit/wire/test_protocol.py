@@ -62,7 +62,7 @@ def test_peers_without_a_version_are_of_protocol_0() -> None:
     assert isinstance(heartbeat, Heartbeat)
     assert isinstance(ack, Ack)
     assert (heartbeat.protocol, ack.protocol) == (0, 0)
-    assert unknown_to(0) == ["load", "rehearse"]
+    assert unknown_to(0) == ["load", "rehearse", "try_release"]
     assert unknown_to(PROTOCOL) == []
     assert [knows(0, order) for order in (Launch, Load, Rehearse)] == [True, False, False]
 
