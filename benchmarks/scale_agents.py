@@ -55,6 +55,7 @@ from slurm_robust.wire.messages import (
     StacksTaken,
     Stop,
     TakeStacks,
+    UpdateReply,
 )
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, Ready, Spawned
@@ -121,7 +122,7 @@ class Node:
         match message:
             case Ack(seq=seq):
                 self._book.on_ack(seq)
-            case Pong() | DrillReply() | StacksShown() | Refused() | Foreign():
+            case Pong() | DrillReply() | UpdateReply() | StacksShown() | Refused() | Foreign():
                 raise AssertionError(f"not for agents: {message}")
             case _:
                 if isinstance(message, Stop) and self.stopped_at is None:
