@@ -350,10 +350,10 @@ class UpdateConfig(Section):
     """[Updates](updates.md): how a job gets from one release of its code to another."""
 
     good_steps: Positive = 100
-    """A new release is good after so many completed steps …"""
+    """A new release is good after so many completed steps. Until then it may be rolled back."""
 
     good_s: Seconds = 1800.0
-    """… or after this time and two completed steps, whichever is first. Until then it may be rolled back."""
+    """A new release is good, too, after this time and two completed steps, however long a step takes."""
 
     slow_factor: Factor = 1.5
     """A new release is bad if its median step takes so many times that of the release before."""
