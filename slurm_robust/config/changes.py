@@ -18,7 +18,9 @@ from slurm_robust.model.record import Record
 
 _KEYS = {
     "limits": "per_signature per_hour total",
-    "timings": "node_dead_s unreachable_s agent_start_s launch_s stop_grace_s checkpoint_s moment_s shutdown_s",
+    "timings": (
+        "node_dead_s unreachable_s agent_start_s launch_s stop_grace_s checkpoint_s moment_s shutdown_s"
+    ),
     "checkpoint": "keep keep_every max_blocked_share every_s every_steps if_unusable if_parts_are_missing",
     "detect": (
         "hang hang_factor hang_floor_s first_step_s silence_s phase_s slow_factor slow_samples spike_factor "
