@@ -466,8 +466,8 @@ class Agent:
                 self._launcher.sweep()
             case ReadTail(generation=generation, rank=rank):
                 self._files.submit(partial(_tail, self._setup.job, generation, rank))
-            case RequestCheckpoint(step=step):
-                self._steps.request_checkpoint(step)
+            case RequestCheckpoint(step=step, hold_s=hold_s):
+                self._steps.request_checkpoint(step, hold_s)
             case Pace(stride=stride, local_stride=local):
                 self._heartbeat_wanted |= self._steps.set_stride(stride, local)
                 self._copies.set_stride(stride)

@@ -49,13 +49,13 @@ class StepWatch:
         self._records, self._reported, self._requested = [], [], -1
         self.stride = self.local_stride = 0
 
-    def request_checkpoint(self, step: int) -> None:
-        """Ask all workers for a checkpoint at ``step``."""
+    def request_checkpoint(self, step: int, hold_s: float = 0.0) -> None:
+        """Ask all workers for a checkpoint at ``step``, and to begin no step after it for ``hold_s``."""
         if step != self._requested:  # reports on an earlier request say nothing about this one
             self._reported = [(first, announced, False) for first, announced, _ in self._reported]
         self._requested = step
         for record in self._records:
-            record.request_checkpoint(step)
+            record.request_checkpoint(step, hold_s)
 
     def set_stride(self, stride: int, local: int) -> bool:
         """Let all workers know which snapshots to take, and which go to peers; False if they do."""

@@ -288,6 +288,11 @@ class Snapshotter:
         return self._buffers.active
 
     @property
+    def newest(self) -> int:
+        """The step of the newest snapshot if that is whole, as it is after :meth:`settle`; else -1."""
+        return self._last.step if self._last is not None else -1
+
+    @property
     def reserving(self) -> bool:
         """Memory is being reserved: there may be no snapshots until then."""
         return self._reserved is not None and not self._reserved.done

@@ -144,6 +144,9 @@ RESERVE = "reserves memory for snapshots"
 EVALUATION = "evaluation"
 """The phase in which a framework validates or evaluates."""
 
+UPDATE = "update"
+"""The phase of a rank that begins no other step, since another release is about to take its place."""
+
 FINISHED = "after training"
 """The phase of a script that has closed its ``Checkpointer``, until its end."""
 

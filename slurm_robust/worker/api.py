@@ -124,6 +124,7 @@ class Checkpointer:
         self._run.report(step, self._loss.read(loss), self._grad_norm.read(grad_norm))
         if self._run.due(step):
             self._checkpoint(step)
+        self._run.hold(step)
 
     @staticmethod
     def phase(name: str) -> AbstractContextManager[None]:

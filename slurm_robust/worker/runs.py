@@ -6,6 +6,7 @@ import logging
 import math
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +34,7 @@ from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED, SnapshotTimes
+from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED, UPDATE, SnapshotTimes
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
@@ -44,6 +45,10 @@ from slurm_robust.worker.returning import when_returned
 from slurm_robust.worker.step_record import Mark, StepRecord
 
 _log = logging.getLogger(__name__)
+
+HOLD_POLL_S = 0.01
+"""How often a rank looks whether it is still held."""
+
 _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)
 
 
@@ -75,6 +80,9 @@ class TrainingRun(Protocol):
 
     def save(self, step: int, training: Training) -> None:
         """Take it. Raises :class:`~slurm_robust.checkpoint.errors.NotWritten` or ``UnsupportedState``."""
+
+    def hold(self, step: int) -> None:
+        """Wait as long as no step after ``step``, whose checkpoint was taken, may begin."""
 
     def cost(self) -> SnapshotCost:
         """Return what snapshots in memory have cost."""
@@ -184,6 +192,35 @@ class ManagedRun:
                         tier.save(checkpoint, snapshot)
                 self._record.set_checkpoint(step)
 
+    def hold(self, step: int) -> None:
+        """Begin no other step while the controller asks for that: the agent is about to end this process.
+
+        The snapshot of ``step`` is made whole, though no update follows that would wait for it.
+        """
+        record, memory = self._record, self._memory
+        if not record.hold_s(step):
+            return
+        begun, is_over = time.monotonic(), memory is None
+        with phases.announced(record, UPDATE):
+            while time.monotonic() - begun < record.hold_s(step):
+                if memory is not None and not is_over:
+                    is_over = self._make_whole(memory, step)
+                time.sleep(HOLD_POLL_S)
+
+    def _make_whole(self, memory: Snapshotter, step: int) -> bool:
+        """Complete the snapshot of ``step`` and show that; False if its memory is still being reserved."""
+        try:
+            memory.settle()
+            if memory.newest < step and self._training is not None:  # no memory was there for it
+                memory.take(step, self._training, stride=self._record.stride, flush=self._record.flush)
+                memory.settle()
+        except (CheckpointError, RuntimeError) as error:
+            _log.warning("step %d, at which training is stopped, is not kept in memory: %s", step, error)
+            return True
+        if memory.newest == step:
+            self._record.set_checkpoint(step)
+        return not memory.reserving
+
     def _show_times(self, memory: Snapshotter) -> None:
         """Show what snapshots take, by which the controller says after how many steps one is taken."""
         local = self._record.local_stride
@@ -246,14 +283,15 @@ class ManagedRun:
         if not self._uses_memory():
             return False
         is_multiple = step % self._every == 0 and not self._is_left_out(step)
-        return is_multiple or step == self._record.flush
+        return is_multiple or step == self._record.flush or self._record.hold_s(step) > 0
 
     def _is_left_out(self, step: int) -> bool:
         return step % self._every == 0 and step % max(1, self._record.local_stride) > 0
 
     def _due_on_storage(self, step: int) -> bool:
         if step == self._record.requested_checkpoint:
-            return True
+            # Of what stays on these nodes a snapshot is enough, and takes less time.
+            return not (self._record.hold_s(step) and self._uses_memory())
         # A rank without snapshots writes itself what the agents of others write for them.
         return not self._uses_memory() and ((step + 1) % self._every == 0 or step == self._record.flush)
 
@@ -364,6 +402,9 @@ class OwnFolder:
             except OSError as error:
                 _log.warning("old checkpoints in %s were not removed: %s", self._store.path, error)
 
+    def hold(self, step: int) -> None:
+        """Do nothing: no controller asks for it."""
+
     def cost(self) -> SnapshotCost:
         """Return no cost: there are no snapshots in memory."""
         return SnapshotCost()
@@ -391,6 +432,9 @@ class TrialRun:
 
     def save(self, step: int, training: Training) -> None:
         """Do nothing; never called."""
+
+    def hold(self, step: int) -> None:
+        """Do nothing: no controller asks for it."""
 
     def cost(self) -> SnapshotCost:
         """Return no cost: there are no snapshots."""

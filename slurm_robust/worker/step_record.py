@@ -10,6 +10,7 @@ The file has these areas, each with one writer, little-endian, 1024 bytes in all
     136  stride   i64: steps that are multiples of it go to peers                     (agent writes)
     144  flush    i64: step whose snapshot is wanted on storage, -1 none              (agent writes)
     152  local    i64: snapshots are taken of steps that are multiples of it          (agent writes)
+    160  hold     f64: seconds for which no step begins after that of ``request``, 0 none (agent writes)
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
                   checkpoint i64, flags u32, bad_step i64, crc u32                    (worker writes)
@@ -49,7 +50,7 @@ from slurm_robust.model.record import Record
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 8
+_VERSION = 9
 _SIZE = 1024
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
@@ -58,6 +59,7 @@ _PHASE = struct.Struct("<Qd32s")
 _TIMES = struct.Struct("<Qqdddq")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
+_HOLD_AT = 160
 _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
 _PHASES_AT = (448, 512)
@@ -175,6 +177,7 @@ class StepRecord:
         # One aligned item of a native view is one load or store; struct would go byte by byte. Made last,
         # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 32].cast("q")
+        self._hold = memoryview(mapping)[_HOLD_AT : _HOLD_AT + 8].cast("d")
         self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
         self._reserve = memoryview(mapping)[_RESERVE_AT : _RESERVE_AT + 8].cast("d")
         self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MAX_NAMES].cast("d")
@@ -211,6 +214,7 @@ class StepRecord:
     def close(self) -> None:
         """Unmap; the file stays. May be called again."""
         self._request.release()
+        self._hold.release()
         self._marks.release()
         self._reserve.release()
         self._spent.release()
@@ -328,6 +332,10 @@ class StepRecord:
         """Step at which the controller wants a checkpoint, -1 for none."""
         return self._request[0]
 
+    def hold_s(self, step: int) -> float:
+        """Return for how many seconds no step may begin after ``step``, 0 if one may begin at once."""
+        return self._hold[0] if step == self._request[0] else 0.0
+
     @property
     def stride(self) -> int:
         """Snapshots of steps that are multiples of it go to peers."""
@@ -345,8 +353,12 @@ class StepRecord:
 
     # -- the agent's side -------------------------------------------------------------------------
 
-    def request_checkpoint(self, step: int) -> None:
-        """Ask the worker for a checkpoint right after it has completed ``step``."""
+    def request_checkpoint(self, step: int, hold_s: float = 0.0) -> None:
+        """Ask the worker for a checkpoint right after it has completed ``step``.
+
+        It begins no other step for ``hold_s`` seconds then, or until another step is asked for.
+        """
+        self._hold[0] = hold_s
         self._request[0] = step
 
     def set_stride(self, stride: int, local: int = 1) -> None:

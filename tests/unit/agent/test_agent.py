@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.progress import UPDATE
 from slurm_robust.version import __version__
 from slurm_robust.wire.messages import Heartbeat, Inject, Pace, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.protocol import PROTOCOL
@@ -59,6 +60,21 @@ for step in range(int(os.environ.get("STEPS", "1000000"))):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
 print("done", dist.get_world_size())
+"""
+
+HELD = """
+import torch, torch.distributed as dist
+import slurm_robust as sr
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+ckpt = sr.Checkpointer({"model": model, "optimizer": optimizer})
+for step in range(ckpt.restore(), 1000000):
+    optimizer.zero_grad()
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    print(step, flush=True)
+    ckpt.step(step)
 """
 
 
@@ -336,6 +352,26 @@ def test_progress_and_a_requested_checkpoint_are_reported(make_job: MakeJob) -> 
     controller.send("n1", RequestCheckpoint(epoch=controller.epoch, generation=1, step=target))
     heartbeat = controller.wait_for("n1", lambda b: all(p.checkpoint == target for p in b.progress))
     assert all(p.reported and p.loss is not None for p in heartbeat.progress)
+
+
+def test_ranks_that_are_held_lose_no_step_when_they_are_ended(make_job: MakeJob) -> None:
+    job = make_job(HELD)
+    controller = job.controller()
+    job.start_agent("n1", fresh=True)
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", 1, (0, 1))
+    heartbeat = controller.wait_for("n1", all_stepped)
+    target = max(p.step for p in heartbeat.progress) + 100
+    hold = RequestCheckpoint(epoch=controller.epoch, generation=1, step=target, hold_s=60.0)
+    controller.send("n1", hold)
+    heartbeat = controller.wait_for("n1", lambda b: all(p.checkpoint == target for p in b.progress))
+    assert {p.phase for p in heartbeat.progress} == {UPDATE}
+    controller.stop("n1", 1)
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert [(p.step, p.checkpoint) for p in heartbeat.progress] == [(target, target)] * 2
+    assert {copy.rank for copy in heartbeat.copies if copy.step == target} == {SHARED, 0, 1}
+    assert [job.output(1, rank).split()[-1] for rank in (0, 1)] == [str(target)] * 2
+    assert heartbeat.timings["stop"] < 1.0
 
 
 def test_a_restart_opens_output_files_that_its_agent_has_made_ahead(make_job: MakeJob) -> None:

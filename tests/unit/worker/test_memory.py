@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import torch
 
 import slurm_robust as sr
 from slurm_robust.checkpoint import snapshot
+from slurm_robust.checkpoint.budget import Room
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
     CorruptPart,
@@ -32,8 +34,10 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.model.copies import SHARED, CheckpointId, transfer_s
-from slurm_robust.model.progress import RESERVE
-from slurm_robust.worker import returning
+from slurm_robust.model.progress import FINISHED, RESERVE, UPDATE
+from slurm_robust.testing.lagging_gpus import LaggingGpus
+from slurm_robust.wire.messages import Progress
+from slurm_robust.worker import returning, runs
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.ranks import run_ranks
@@ -86,7 +90,10 @@ class Model:
         self.optimizer = torch.optim.AdamW(self.module.parameters())
         self.entries = {"model": self.module, "optimizer": self.optimizer}
 
-    def train(self, steps: int, **options: Any) -> sr.Checkpointer:
+    def train(self, steps: int, *, on: LaggingGpus | None = None, **options: Any) -> sr.Checkpointer:
+        if on is not None:
+            for tensor in self.module.state_dict().values():
+                on.adopt(tensor)
         checkpointer = self.begin(steps, **options)
         checkpointer.close()
         return checkpointer
@@ -210,17 +217,125 @@ def test_what_the_controller_asks_for_goes_to_storage_at_once(node: Node, launch
     assert steps_of(node.copies) == [0, 4]
 
 
-def test_without_room_checkpoints_go_to_storage(
-    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+# -- stopped at a step ----------------------------------------------------------------------------
+
+
+class Held:
+    """Training in a thread, which the controller wants to begin no step after 13."""
+
+    def __init__(self, node: Node, launch: Launcher, *, hold_s: float = 60.0, **options: Any) -> None:
+        launch(1)
+        self.node = node
+        node.records[0].set_stride(8, 8)
+        node.records[0].request_checkpoint(13, hold_s)
+        self.model = Model()
+        self._thread = threading.Thread(target=lambda: self.model.train(20, **options))
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until step 13 is kept."""
+        kept = wait_for(lambda: self.progress().checkpoint == 13 and self.progress(), 30.0, "it is not kept")
+        assert (kept.step, kept.phase) == (13, UPDATE)
+
+    def progress(self) -> Progress:
+        return self.node.records[0].progress(0.0)
+
+    def end(self) -> None:
+        """See that it goes on to its end."""
+        self._thread.join(30.0)
+        assert (self.progress().step, self.progress().phase) == (19, FINISHED)
+
+
+def test_a_held_rank_keeps_exactly_the_step_asked_for_and_begins_no_other(
+    node: Node, launch: Launcher
 ) -> None:
-    from slurm_robust.checkpoint.budget import Room
-    from slurm_robust.worker import runs
+    held = Held(node, launch)
+    held.wait()
+    assert steps_of(node.copies)[-1] == 13
+    assert node.store.complete() == []
+    assert held.progress().step == 13
+    at_13 = Model()
+    for entry, own in zip(at_13.entries.values(), held.model.entries.values(), strict=True):
+        entry.load_state_dict(copy.deepcopy(own.state_dict()))
+    node.records[0].request_checkpoint(-1)  # withdrawn
+    held.end()
+    launch(2, restore=token(13), tier="memory")
+    restored = Model()
+    assert sr.Checkpointer(restored.entries).restore() == 14
+    assert same_state(restored, at_13)
+
+
+def test_a_rank_is_not_held_for_longer_than_it_was_ordered(node: Node, launch: Launcher) -> None:
+    held = Held(node, launch, hold_s=0.2)
+    held.end()
+    assert 0.1 < node.records[0].spent[UPDATE] < 30.0
+    assert 13 in steps_of(node.copies)
+
+
+def test_a_rank_without_room_for_snapshots_puts_the_step_on_storage_and_is_held(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_room(monkeypatch)
+    held = Held(node, launch, every=1000)
+    held.wait()
+    assert [ref.step for ref in node.store.complete()] == [13]
+    node.records[0].request_checkpoint(13)  # without being held
+    held.end()
+
+
+def test_a_held_rank_waits_for_the_memory_of_its_first_snapshot(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "RESERVE_S", 0.0)
+    may_reserve, reserve = threading.Event(), Buffer.reserve
+
+    def slow(self: Buffer, *arguments: Any) -> None:
+        may_reserve.wait(30.0)
+        reserve(self, *arguments)
+
+    monkeypatch.setattr(Buffer, "reserve", slow)
+    held = Held(node, launch, every=1000)
+    wait_for(lambda: held.progress().phase == UPDATE, 30.0, "it is not held")
+    assert steps_of(node.copies) == []
+    may_reserve.set()
+    held.wait()
+    assert steps_of(node.copies) == [13]
+    node.records[0].request_checkpoint(-1)
+    held.end()
+
+
+def test_a_snapshot_on_a_gpu_is_completed_while_its_rank_is_held(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = LaggingGpus()
+
+    class Lagging(runs.Snapshotter):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "gpus": gpus, "captures": None})
+
+    monkeypatch.setattr(runs, "Snapshotter", Lagging)
+    held = Held(node, launch, on=gpus)
+    held.wait()
+    assert steps_of(node.copies)[-1] == 13
+    node.records[0].request_checkpoint(-1)
+    held.end()
+    gpus.close()
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no memory for snapshots."""
 
     class Cramped(runs.Snapshotter):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options, gather=lambda _: (Room(name="it", total=0, free=9),))
 
     monkeypatch.setattr(runs, "Snapshotter", Cramped)
+
+
+def test_without_room_checkpoints_go_to_storage(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_room(monkeypatch)
     launch(1)
     node.records[0].set_flush(6)
     with caplog.at_level(logging.WARNING):

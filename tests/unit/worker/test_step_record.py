@@ -116,6 +116,17 @@ def test_a_request_reaches_the_worker(record: StepRecord) -> None:
     assert record.requested_checkpoint == 12_345_678_901
 
 
+def test_a_worker_is_held_after_the_step_that_was_asked_for_last(record: StepRecord) -> None:
+    agent = seen_from_outside(record)
+    agent.request_checkpoint(7, hold_s=30.0)
+    assert [record.hold_s(step) for step in (6, 7, 8)] == [0.0, 30.0, 0.0]
+    agent.request_checkpoint(9, hold_s=20.0)
+    assert [record.hold_s(step) for step in (7, 9)] == [0.0, 20.0]
+    agent.request_checkpoint(9)
+    assert record.hold_s(9) == 0.0
+    agent.close()
+
+
 def test_a_process_that_opens_it_again_goes_on_counting(record: StepRecord) -> None:
     for _ in range(3):
         record.count_optimizer_step()
