@@ -100,6 +100,7 @@ class HeartbeatState:
             still_s=still_s,
             fatal=state.fatal,
             rehearsal=state.rehearsal,
+            tried=state.tried,
             learned=self._learned[1],
             loaded=state.loaded,
             termed=state.termed,

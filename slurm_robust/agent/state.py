@@ -23,6 +23,7 @@ from slurm_robust.agent.stimuli import (
     Instruction,
     ReadTail,
     RehearsalOver,
+    ReleaseTried,
     RenewPort,
     SendHeartbeat,
     StartLauncher,
@@ -54,6 +55,7 @@ from slurm_robust.wire.messages import (
     Stay,
     Stop,
     TakeStacks,
+    Tried,
     TryRelease,
 )
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
@@ -177,6 +179,7 @@ class AgentState:
         self.rehearsal: Rehearsal | None = None
         self.loaded = 0  # the newest order to load modules that is over
         self._load_ordered = 0
+        self.tried: Tried | None = None
         self._try_ordered = 0
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
@@ -245,6 +248,9 @@ class AgentState:
                 return self._on_gpus(held, now)
             case RehearsalOver(rehearsal=rehearsal, pid=pid):
                 return self._on_rehearsal_over(rehearsal, pid, now)
+            case ReleaseTried(tried=tried):
+                self.tried = tried if tried.number == self._try_ordered else self.tried
+                return [SendHeartbeat()]
             case TermCame(grace_s=grace_s):
                 self.termed = True
                 self._stays_until = max(self._stays_until, now + STAY_LEAST_S)
@@ -356,7 +362,7 @@ class AgentState:
         done: list[Instruction] = [EndWorker(pid=pid) for pid in self.workers.living_pids.values()]
         if grace_s <= 0:
             done = self._kill_all(now)
-        return [*done, SendHeartbeat()]
+        return [*self._end_rehearsal(now), *done, SendHeartbeat()]
 
     def _shut_down(self, grace_s: float, now: float) -> list[Instruction]:
         self._ending = True
@@ -381,17 +387,18 @@ class AgentState:
 
     def _on_rehearse(self, order: Rehearse) -> list[Instruction]:
         known = self.rehearsal.number if self.rehearsal is not None else 0
-        if self.workers.living or self._pending or self._ending or self.fatal or order.number <= known:
+        is_taken = bool(self.workers.living) and not order.beside
+        if is_taken or self._pending or self._ending or self.fatal or order.number <= known:
             return []
-        self.rehearsal = Rehearsal(number=order.number, state=RehearsalState.RUNNING)
+        self.rehearsal = Rehearsal(number=order.number, state=RehearsalState.RUNNING, release=order.release)
         return [order, SendHeartbeat()]
 
     def _end_rehearsal(self, now: float) -> list[Instruction]:
         """End the rehearsal: the node is needed for something else."""
         if self.rehearsal is None or not self.rehearses:
             return []
-        self.rehearsal = Rehearsal(number=self.rehearsal.number, state=RehearsalState.ENDED)
-        watch = not self._ending and self._waits_for_gpus()
+        self.rehearsal = structs.replace(self.rehearsal, state=RehearsalState.ENDED)
+        watch = not self._ending and not self.workers.living and self._waits_for_gpus()
         if watch:
             self._freeing.begin(now)
         return [EndRehearsal(watch_gpus=watch)]
@@ -399,8 +406,9 @@ class AgentState:
     def _on_rehearsal_over(self, rehearsal: Rehearsal, pid: int, now: float) -> list[Instruction]:
         if self.rehearsal is None or not self.rehearses or rehearsal.number != self.rehearsal.number:
             return []
-        self.rehearsal = rehearsal
-        return [*self._watch_gpus((pid,) if pid else (), now), SendHeartbeat()]
+        self.rehearsal = structs.replace(rehearsal, release=self.rehearsal.release)
+        pids = (pid,) if pid and not self.workers.living else ()  # beside workers it had no GPU
+        return [*self._watch_gpus(pids, now), SendHeartbeat()]
 
     def _on_load_over(self, over: LoadOver) -> list[Instruction]:
         self.loaded = max(self.loaded, over.number)

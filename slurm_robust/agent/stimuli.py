@@ -23,6 +23,7 @@ from slurm_robust.wire.messages import (
     RequestCheckpoint,
     Save,
     TakeStacks,
+    Tried,
     TryRelease,
 )
 
@@ -56,6 +57,12 @@ class RehearsalOver(Record):
     pid: int  # also its process group; 0 if it never was there
 
 
+class ReleaseTried(Record):
+    """A release was tried on this node, as :class:`~slurm_robust.wire.messages.TryRelease` asks."""
+
+    tried: Tried
+
+
 class TermCame(Record):
     """Slurm ends the step."""
 
@@ -67,7 +74,15 @@ class Ticked(Record):
 
 
 Stimulus: TypeAlias = (
-    Order | LauncherMessage | EpochSeen | TailRead | GpusReported | RehearsalOver | TermCame | Ticked
+    Order
+    | LauncherMessage
+    | EpochSeen
+    | TailRead
+    | GpusReported
+    | RehearsalOver
+    | ReleaseTried
+    | TermCame
+    | Ticked
 )
 
 # -- instructions ---------------------------------------------------------------------------------

@@ -593,6 +593,8 @@ class UpdateRequested(Event):
     """The step of the checkpoint to go on from; -1 for the newest."""
     discard_optimizer: bool = False
     """The optimizer's state in the checkpoint is left out."""
+    token: str = ""
+    """Of the request, by which it is recognised if it comes again."""
 
 
 class UpdateTried(Event):

@@ -17,6 +17,7 @@ from enum import Enum
 
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
 
 NAME_LETTERS = 12
@@ -113,11 +114,17 @@ class Candidate(Record):
     release: str
     update: int
     before: str
-    """The newest good release before it, "" if there is none: then nothing is rolled back."""
+    """The newest good release before it; "" if there is none, or if it was rolled back once: then nothing is
+    rolled back.
+    """
     checkpoint: CheckpointId | None = None
     """The step at which it took over, from which a rollback goes on; None for the beginning."""
     generation: int = 0
     """The first generation that ran it."""
+    applied: float = 0.0
+    """When it took over, in seconds since 1970."""
+    pace: PaceHistory = PaceHistory()
+    """What was known of the pace of training when it did."""
     since: float = 0.0
     """When its first step was completed, in seconds since 1970; 0 before that."""
     first_step: int = -1

@@ -26,6 +26,10 @@ class Rehearsal(Record):
     reason: str = ""
     """Why it failed or was not possible; one line."""
     took_s: float = 0.0
+    release: str = ""
+    """Whose code it ran, "" for the command in its place."""
+    traceback: str = ""
+    """Of its failure."""
 
 
 class StandbyStage(str, Enum):

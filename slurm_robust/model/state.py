@@ -79,6 +79,10 @@ class JobState(Record, dict=True):
     """The trial of that update, once it is over."""
     updates: int = 0
     """The number of the last one that was requested."""
+    update_token: str = ""
+    """The token of its request."""
+    applying: int = 0
+    """The update for which the last generation was ended, until the next one is launched; else 0."""
     wanted_spares: int = 0
     """How many standbys the job was submitted with."""
     replenish: ev.ReplenishBegun | None = None
@@ -262,7 +266,7 @@ def _(event: ev.Continued, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
     spares = tuple(s for s in state.spares if s not in event.slots)
-    return msgspec.structs.replace(_followed(event, state), spares=spares)
+    return msgspec.structs.replace(_followed(event, state), spares=spares, applying=0)
 
 
 @apply.register(ev.FirstStep)
@@ -351,7 +355,14 @@ def _(event: ev.ReleaseTaken, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.UpdateRequested, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, update=event, tried=None, updates=event.update)
+    return msgspec.structs.replace(
+        state, update=event, tried=None, updates=event.update, update_token=event.token
+    )
+
+
+@apply.register
+def _(event: ev.StopStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(_followed(event, state), applying=event.update)
 
 
 @apply.register
@@ -382,12 +393,16 @@ def _(event: ev.UpdateApplied, state: JobState) -> JobState:
     )
     if state.releases.get(event.release) is ReleaseState.GOOD:
         return msgspec.structs.replace(state, candidate=None, last_good=event.release)
+    world = state.worlds.get(event.world, World())
+    was_bad = state.releases.get(event.release) is ReleaseState.BAD
     candidate = Candidate(
         release=event.release,
         update=event.update,
-        before=state.last_good,
+        before="" if was_bad else state.last_good,  # each is rolled back once
         checkpoint=event.checkpoint,
-        generation=state.worlds.get(event.world, World()).next_generation,
+        generation=world.next_generation,
+        applied=event.t,
+        pace=world.pace,
     )
     states = {**state.releases, event.release: ReleaseState.CANDIDATE}
     return msgspec.structs.replace(state, candidate=candidate, releases=states)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.agent.launcher import Gone, LauncherMessage, LoadOver
 from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentState
 from slurm_robust.agent.stimuli import (
@@ -14,6 +16,7 @@ from slurm_robust.agent.stimuli import (
     Instruction,
     ReadTail,
     RehearsalOver,
+    ReleaseTried,
     RenewPort,
     SendHeartbeat,
     StartLauncher,
@@ -38,6 +41,8 @@ from slurm_robust.wire.messages import (
     Shutdown,
     Stay,
     Stop,
+    Tried,
+    TryRelease,
 )
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 from tests.builders import specs
@@ -578,6 +583,30 @@ def test_the_end_of_the_agent_ends_the_rehearsal() -> None:
     done = machine.order(Shutdown(epoch=1, grace_s=1.0))
     assert done[0] == EndRehearsal(watch_gpus=False)
     assert isinstance(done[-1], EndAgent)
+
+
+def test_a_rehearsal_beside_workers_takes_no_gpu_and_ends_when_they_are_stopped() -> None:
+    machine = running(gpus=True)
+    beside = structs.replace(rehearse(), beside=True, release="3f2a91c04b7d")
+    assert machine.order(beside) == [beside, SendHeartbeat()]
+    assert machine.state.handle(over(), machine.now) == [SendHeartbeat()]
+    assert machine.state.rehearsal == structs.replace(over().rehearsal, release="3f2a91c04b7d")
+    machine.order(structs.replace(beside, number=2))
+    assert machine.order(stop())[0] == EndRehearsal(watch_gpus=False)
+
+
+# -- releases that are tried ------------------------------------------------------------------------
+
+
+def test_a_release_is_tried_once_and_only_the_newest_answer_counts() -> None:
+    machine = running()
+    trial = TryRelease(epoch=1, number=2, release="3f2a91c04b7d", limit_s=60.0)
+    assert machine.order(trial) == [trial]
+    assert machine.order(trial) == machine.order(structs.replace(trial, number=1)) == []
+    machine.state.handle(ReleaseTried(tried=Tried(number=1, ok=False)), machine.now)
+    assert machine.state.tried is None
+    assert machine.state.handle(ReleaseTried(tried=Tried(number=2, ok=True)), machine.now) == [BEAT]
+    assert machine.state.tried == Tried(number=2, ok=True)
 
 
 # -- modules to be imported before the next start ---------------------------------------------------
