@@ -32,7 +32,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.restore import retained
+from slurm_robust.policy.restore import retained, until
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.values import parse_number
 from slurm_robust.wire.probes import probe
@@ -149,7 +149,9 @@ def storage_answers(
             return  # storage is slow; the next one removes what this one would have
         try:
             protect = {CheckpointId(step=step, generation=g) for g, step in asked.sealed.items()}
-            protect.update(retained(asked.sealed, store.complete(), config.keep))
+            complete = store.complete()
+            protect.update(retained(asked.sealed, complete, config.keep), asked.needed)
+            protect.update(retained(until(asked.sealed, asked.until), complete, 1))
             store.prune(config.keep, protect, asked.generation, config.keep_every)
         finally:
             pruning.release()

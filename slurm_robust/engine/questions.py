@@ -210,6 +210,10 @@ class Prune(Question[None]):
     """The newest step that counts of each ended generation."""
     generation: int
     """The newest."""
+    needed: tuple[CheckpointId, ...] = ()
+    """These stay, too …"""
+    until: int = -1
+    """… and the newest of those that count up to this step."""
 
 
 class BeginRequeue(Question[SlurmAnswer]):

@@ -8,6 +8,7 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import (
     Evict,
@@ -83,6 +84,10 @@ class JobState(Record, dict=True):
     """The token of its request."""
     applying: int = 0
     """The update for which the last generation was ended, until the next one is launched; else 0."""
+    discards: dict[str, int] = {}
+    """Releases that leave out the optimizer's state of checkpoints, as their owner asked: only of those whose
+    generation is lower than the number, since they have written the others.
+    """
     wanted_spares: int = 0
     """How many standbys the job was submitted with."""
     replenish: ev.ReplenishBegun | None = None
@@ -130,6 +135,10 @@ class JobState(Record, dict=True):
     end_started: ev.EndStarted | None = None
     """How this run was ordered to end, also once it has."""
     ended: ev.RunEnded | None = None
+
+    def discards_optimizer_of(self, checkpoint: CheckpointId | None) -> bool:
+        """Return whether the release that runs leaves out the optimizer's state of ``checkpoint``."""
+        return checkpoint is not None and checkpoint.generation < self.discards.get(self.release, 0)
 
     @property
     def world(self) -> World:
@@ -385,15 +394,23 @@ def _(event: ev.UpdateEnded, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.UpdateApplied, state: JobState) -> JobState:
     waits = state.update is not None and state.update.update == event.update
+    asked = state.update if waits else None
+    worlds, discards = state.worlds, {r: g for r, g in state.discards.items() if r != event.release}
+    world = worlds.get(event.world, World())
+    if asked is not None and asked.from_step >= 0 and event.checkpoint is not None:
+        worlds = {**worlds, event.world: world.until(event.checkpoint.step)}
+    if asked is not None and asked.discard_optimizer:
+        discards[event.release] = world.next_generation
     state = msgspec.structs.replace(
         state,
+        worlds=worlds,
         release=event.release,
+        discards=discards,
         update=None if waits else state.update,
         tried=None if waits else state.tried,
     )
     if state.releases.get(event.release) is ReleaseState.GOOD:
         return msgspec.structs.replace(state, candidate=None, last_good=event.release)
-    world = state.worlds.get(event.world, World())
     was_bad = state.releases.get(event.release) is ReleaseState.BAD
     candidate = Candidate(
         release=event.release,

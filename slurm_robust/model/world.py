@@ -145,6 +145,19 @@ class World(Record, dict=True):
         """This many steps are no progress: those of :data:`REPEAT_S`, at least one."""
         return max(1, int(REPEAT_S / self.pace.p50_s)) if self.pace.p50_s > 0 else 1
 
+    def until(self, step: int) -> World:
+        """Return the world in which nothing counts that was done or saved after ``step``."""
+        stored = self.newest_on_storage
+        ended = {*self.unsealed, *((self.generation,) if self.running else ())}
+        good = {g: min(step, self.good_steps.get(g, step)) for g in ended}
+        return msgspec.structs.replace(
+            self,
+            best_step=min(self.best_step, step),
+            sealed={g: min(step, sealed) for g, sealed in self.sealed.items()},
+            good_steps={**self.good_steps, **good},
+            newest_on_storage=stored if stored is not None and stored.step <= step else None,
+        )
+
     def without_from(self, generation: int) -> World:
         """Return the world in which nothing counts that this generation and later ones have saved."""
         void = dict.fromkeys(range(generation, self.generation + 1), -1)

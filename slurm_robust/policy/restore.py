@@ -121,6 +121,16 @@ def choose(
     return None
 
 
+def until(sealed: Mapping[int, int], step: int) -> dict[int, int]:
+    """Return ``sealed`` if nothing counts that is later than ``step``."""
+    return {generation: min(step, last) for generation, last in sealed.items()}
+
+
+def chosen(counting: Iterable[CheckpointId], step: int) -> CheckpointId | None:
+    """Return the newest of ``counting`` at or below ``step``, by which a person names a checkpoint."""
+    return max((ref for ref in counting if ref.step <= step), default=None)
+
+
 def from_shared_tier(tiers: Mapping[str, int]) -> bool:
     """Return whether a checkpoint with these tiers (:class:`RestorePlan`) comes from a shared one."""
     return any(Tier(tier).is_shared for tier in tiers)

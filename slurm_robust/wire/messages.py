@@ -306,6 +306,8 @@ class Rehearse(Record, tag_field="kind", tag="rehearse"):
     beside: bool = (
         False  # workers may live on the node: it leaves them the GPUs, and takes only idle CPU time
     )
+    checkpoint: CheckpointId | None = None  # which its model and optimizer have to fit, by their shapes
+    discard_optimizer: bool = False  # the optimizer need not fit
 
 
 class Load(Record, tag_field="kind", tag="load"):

@@ -110,6 +110,7 @@ class Launching:
                 stride=state.world.stride,
                 announce_step=state.world.incident.step + 1 if state.world.incident else 0,
                 local_stride=state.world.local_stride,
+                discard_optimizer=state.discards_optimizer_of(state.world.restored),
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:

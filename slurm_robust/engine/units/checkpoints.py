@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from msgspec import structs
 
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import RECONNECT_S, Context
 from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import NoAnswer
 from slurm_robust.engine.units.copies import HeldCopies
 from slurm_robust.engine.units.new_parts import NewParts
 from slurm_robust.engine.units.passed_over import PassedOver
@@ -20,6 +21,7 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
 from slurm_robust.policy.beginning import Beginning, beginning
+from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.missing_parts import MissingParts, missing_parts
 from slurm_robust.policy.resharding import Way
 from slurm_robust.policy.restore import RestorePlan, ToStore
@@ -76,35 +78,69 @@ class Checkpoints:
 
     # -- what is restored --------------------------------------------------------------------------
 
-    def restore_point(self, now: Now) -> RestorePoint | None:
+    def restore_point(self, now: Now, *, until: int = -1) -> RestorePoint | None:
         """Seal what can be sealed, and return from where the next generation begins now.
 
         None while that is open: storage has not said what it has, and memory alone has nothing to restore.
+        ``until``: no later step counts, unless it is -1. If nothing is left up to it, the newest is returned,
+        as ever: then the step is a later one, and an update that asked for it cannot be applied.
         """
         self.copies.seal_pending(now)
         world = self._context.world
         is_new = not (world.sealed or world.unsealed)
+        if until >= 0 and self.storage.listed is None:
+            return None
         if not (is_new or self.storage.listed is not None or self._memory_suffices(now)):
             return None
+        if until >= 0 and (chosen := self.choose(now, until=until)) is not None:
+            return self._chosen_point(chosen)
         plan = self.choose(now)
-        is_cut = plan is not None and self.copies.way(plan.ref.generation) is not Way.SAME
         return RestorePoint(
             plan=plan,
             layout=self._context.layout.identity(),
             peers=self.copies.peers(),
             goes_first=self._goes_first(plan, now),
-            cut_from=world.layouts[plan.ref.generation] if plan is not None and is_cut else "",
+            cut_from=self._cut_from(plan),
             beginning=None if plan is not None else self._beginning(now),
             given_away=self._given_away(plan, now),
             cut=self._cut(plan),
             passed_over=self.passed_over.texts(plan.ref if plan is not None else None),
         )
 
-    def choose(self, now: Now, *, also_banned: CheckpointId | None = None) -> RestorePlan | None:
+    def _chosen_point(self, plan: RestorePlan) -> RestorePoint:
+        """Return the same for a step that a person has chosen: what is newer does not count."""
+        return RestorePoint(
+            plan=plan,
+            layout=self._context.layout.identity(),
+            peers=self.copies.peers(),
+            cut_from=self._cut_from(plan),
+            cut=self._cut(plan),
+        )
+
+    def find(self, step: int, now: Now, then: Callable[[CheckpointId | str, Now], None]) -> None:
+        """Look on storage for the checkpoint that a person means by ``step``, the newest up to it.
+
+        ``then`` gets it, or a line that says why there is none. Memory does not count: it keeps the newest.
+        """
+
+        def on_found(counting: list[CheckpointId] | NoAnswer, now: Now) -> None:
+            if isinstance(counting, NoAnswer):
+                then(f"storage does not list its checkpoints: {counting.reason}", now)
+                return
+            found = restore.chosen(counting, step)
+            there = f"no checkpoint of step {step} or before is on storage: there are {steps_text(counting)}"
+            then(there if found is None else found, now)
+
+        self.storage.find(now, on_found)
+
+    def choose(
+        self, now: Now, *, also_banned: CheckpointId | None = None, until: int = -1
+    ) -> RestorePlan | None:
         """Return what the next generation would be restored from now.
 
         While storage gives no answer, what was sealed is taken to be there. A banned checkpoint is taken
         after all when nothing else is left, unless ``also_banned`` asks what would be left without that one.
+        ``until``: no later step counts, unless it is -1.
         """
         state = self._context.state
         stored = self.storage.listed
@@ -118,9 +154,10 @@ class Checkpoints:
         }
         banned = {*state.world.banned, *((also_banned,) if also_banned is not None else ())}
         reach = self.copies.reach(now)
+        sealed = state.world.sealed if until < 0 else restore.until(state.world.sealed, until)
         for refused in (banned, set[CheckpointId]()):
             plan = restore.choose(
-                state.world.sealed,
+                sealed,
                 reach,
                 stored,
                 state.world.placement,
@@ -138,6 +175,11 @@ class Checkpoints:
             state.world.sealed, self.copies.reach(now), {}, state.world.placement, shared=state.world.shared
         )
         return plan is not None
+
+    def _cut_from(self, plan: RestorePlan | None) -> str:
+        if plan is None or self.copies.way(plan.ref.generation) is Way.SAME:
+            return ""
+        return self._context.world.layouts[plan.ref.generation]
 
     def _cut(self, plan: RestorePlan | None) -> str:
         """Say that ranks have come or gone since the checkpoint was taken, "" if they have not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from slurm_robust.engine.clock import Now
@@ -71,6 +71,21 @@ class StorageListing:
             self._answered = True
             self._listed = None if isinstance(complete, NoAnswer) else {**self._written, **complete}
 
+    def find(self, now: Now, then: Callable[[list[CheckpointId] | NoAnswer, Now], None]) -> None:
+        """Have storage listed now, and tell ``then`` which of its checkpoints count, newest first."""
+
+        def on_listed(complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
+            then(complete if isinstance(complete, NoAnswer) else self._counting(complete), now)
+
+        self._context.ask(FindCheckpoint(), now, on_listed)
+
+    def _counting(self, complete: Iterable[CheckpointId]) -> list[CheckpointId]:
+        world = self._context.world
+        unsealed = (*world.unsealed, *((world.generation,) if world.running else ()))
+        limits = world.sealed | {g: world.good_steps.get(g, math.inf) for g in unsealed}
+        may = (r for r in complete if r not in world.banned and r.step <= limits.get(r.generation, -1))
+        return sorted(may, reverse=True)
+
     def has(self, ref: CheckpointId) -> bool:
         """Return whether storage is known to have this checkpoint."""
         stored = self._context.world.stored
@@ -85,10 +100,7 @@ class StorageListing:
             found.add(CheckpointId(step=world.stored.step, generation=world.stored.generation))
         if world.newest_on_storage is not None and self._listed is None:
             found.add(world.newest_on_storage)
-        unsealed = (*world.unsealed, *((world.generation,) if world.running else ()))
-        limits = world.sealed | {g: world.good_steps.get(g, math.inf) for g in unsealed}
-        may = [r for r in found if r not in world.banned and r.step <= limits.get(r.generation, -1)]
-        return max((ref.step for ref in may), default=-1)
+        return next((ref.step for ref in self._counting(found)), -1)
 
     # -- what goes there ---------------------------------------------------------------------------
 
@@ -119,9 +131,19 @@ class StorageListing:
             self.prune(now)
 
     def prune(self, now: Now) -> None:
-        """Have old checkpoints removed from storage; there is a newer one."""
-        world = self._context.world
-        self._context.ask(Prune(sealed=world.sealed, generation=world.generation), now, self._on_pruned)
+        """Have old checkpoints removed from storage; there is a newer one.
+
+        What a candidate may have to go back to stays, and what a waiting update is to go on from.
+        """
+        state, world = self._context.state, self._context.world
+        back = state.candidate.checkpoint if state.candidate is not None else None
+        asked = Prune(
+            sealed=world.sealed,
+            generation=world.generation,
+            needed=(back,) if back is not None else (),
+            until=state.update.from_step if state.update is not None else -1,
+        )
+        self._context.ask(asked, now, self._on_pruned)
 
     def _on_pruned(self, answer: NoAnswer | None, now: Now) -> None:
         if isinstance(answer, NoAnswer):

@@ -822,3 +822,31 @@ def test_old_checkpoints_are_removed_as_new_ones_are_published_by_all_ranks() ->
         publishes(sim, step)
         sim.run(3.0)
         assert len(questions(sim, qs.Prune)) == number
+
+
+# -- a step that the owner of an update chose ----------------------------------------------------
+
+
+def test_an_update_goes_on_from_a_chosen_step_and_not_from_a_later_one() -> None:
+    sim = stored(trained(), 4, 8)
+    begins(sim, 1)
+    core, now = stories.core_of(sim)
+    answers: list[CheckpointId | str] = []
+    core.checkpoints.find(7, now, lambda found, _: answers.append(found))
+    core.checkpoints.find(3, now, lambda found, _: answers.append(found))
+    sim.run(2.0)
+    assert answers == [
+        CheckpointId(step=4, generation=1),
+        "no checkpoint of step 3 or before is on storage: there are steps 8 and 4",
+    ]
+
+
+def test_between_generations_the_chosen_step_is_the_newest_up_to_it_or_none() -> None:
+    sim = stored(trained(), 4, 8)
+    sim.kill_rank(0)
+    begins(sim, 2)
+    core, now = stories.core_of(sim)
+    for step, expected in ((10, 10), (8, 8), (7, 4), (3, 10)):
+        point = core.checkpoints.restore_point(now, until=step)
+        assert point is not None
+        assert (point.step, point.goes_first) == (expected, None)

@@ -22,11 +22,13 @@ from slurm_robust.policy.restore import (
     Holding,
     against,
     choose,
+    chosen,
     failed_to_restore,
     format_source,
     retained,
     seal,
     spoils,
+    until,
 )
 from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
@@ -196,8 +198,8 @@ def test_the_choice_of_copies_is_right_in_all_small_cases() -> None:
     ]
     one, two = CheckpointId(step=4, generation=1), CheckpointId(step=5, generation=1)
     for count in range(4):
-        for chosen in combinations(kinds, count):
-            reach = held(**{n: [c for node, c in chosen if node == n] for n in ("n1", "n2")})
+        for picked in combinations(kinds, count):
+            reach = held(**{n: [c for node, c in picked if node == n] for n in ("n1", "n2")})
             for storage in (set(), {one}, {one, two}):
                 check({1: 5}, reach, storage, TWO, set(), set())
 
@@ -369,3 +371,13 @@ def test_nothing_after_the_newest_step_that_may_count_is_sealed() -> None:
     assert [seal(1, reach, stored, 2, shared=False, newest=n) for n in (None, 7, 6, 5, 4, -1)] == [
         7, 7, 6, 5, -1, -1
     ]  # fmt: skip
+
+
+def test_a_person_means_the_newest_checkpoint_up_to_a_step() -> None:
+    refs = [CheckpointId(step=step, generation=1) for step in (10, 20, 30)]
+    assert chosen(refs, 29) == CheckpointId(step=20, generation=1)
+    assert chosen(refs, 9) is None
+
+
+def test_what_counts_until_a_step_is_no_later_one() -> None:
+    assert until({1: 10, 2: 30}, 20) == {1: 10, 2: 20}
