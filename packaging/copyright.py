@@ -50,6 +50,7 @@ SAID = {
     "mdurl": "License :: OSI Approved :: MIT License",
     "msgspec": "BSD-3-Clause",
     "nvidia-ml-py": "BSD",
+    "pathspec": "License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)",
     "psutil": "BSD-3-Clause",
     "pygments": "BSD-2-Clause",
     "pyyaml": "MIT",
@@ -123,6 +124,13 @@ WORKS = (
         ("2011-2025 NVIDIA Corporation",),
         ("pynvml.py",),
         "https://pypi.org/project/nvidia-ml-py",
+    ),
+    Work(
+        ("pathspec/*", "pathspec-*.dist-info/*"),
+        "MPL-2.0",
+        ("2013-2026 Caleb P. Burns and contributors",),
+        ("pathspec-*.dist-info/licenses/LICENSE",),
+        "https://github.com/cpburnz/python-pathspec",
     ),
     Work(
         ("psutil/*", "psutil-*.dist-info/*"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 # Where the module has another name than the package.
 _MODULES = {"nvidia-ml-py": "pynvml", "pytest-timeout": "pytest_timeout", "pyyaml": "yaml", "pyzmq": "zmq"}
 
-OURS = ("msgspec", "nvidia-ml-py", "psutil", "pyyaml", "pyzmq", "rich", "torch", "xxhash")
+OURS = ("msgspec", "nvidia-ml-py", "pathspec", "psutil", "pyyaml", "pyzmq", "rich", "torch", "xxhash")
 """What slurm_robust and its benchmarks import."""
 
 

@@ -54,6 +54,8 @@ class Release(Record):
     """Hash of the content of all folders, "" for a release without a copy of the code."""
     roots: tuple[CodeRoot, ...] = ()
     """Folders that were copied; that of the script comes first."""
+    entry: str = ""
+    """The script in the copy, ``<folder>/<path>``; "" for a module, a program, or a script outside of it."""
     files: int = 0
     nbytes: int = 0
     left_out: tuple[str, ...] = ()

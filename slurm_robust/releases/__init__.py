@@ -1,0 +1,1 @@
+"""Copies of a job's code: taken, named, unpacked and compared."""

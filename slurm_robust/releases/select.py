@@ -1,0 +1,312 @@
+"""Which files below a folder belong to a release, and what is left out.
+
+Nothing is opened here but the files with patterns. What was left out becomes a symbolic link to its place in
+the copy, so a script finds its data beside it as ever.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.job import JOBS_FOLDER
+from slurm_robust.model.record import Record
+from slurm_robust.releases.ignore import GIT, OURS, IgnoreFile, IgnoreRules, rules
+from slurm_robust.util.files import read_regular
+from slurm_robust.util.text import count, one_line, size_text, some_of
+
+_MB = 1_000_000
+_PATTERN_BYTES = 1 << 20
+_LOOK_ON = 10  # a folder that is too large is looked at up to so many times its limits, to name the largest
+_LOOK_ON_S = 2.0
+_LARGEST = 3
+
+# Python makes these anew, and those of another place are no use: they are neither copied nor linked.
+_CACHES = ("__pycache__", "*.pyc")
+# What is no code wherever it lies. Nobody needs to be told.
+_NEVER = (".git", JOBS_FOLDER, "slurm-*.out")
+
+
+class CannotTakeCode(SrobustError):
+    """No copy of the code can be made."""
+
+
+class CopyLimits(Record):
+    """Bounds of a copy, as in the configuration (``code``)."""
+
+    max_files: int = 20_000
+    max_mb: float = 256
+    max_file_mb: float = 16
+    take_s: float = 60.0
+
+
+class Chosen(NamedTuple):
+    """A file that belongs to the release, as it was when it was found. Equal ones are the same content."""
+
+    path: str
+    """Relative to the folder, as all paths here."""
+    size: int
+    mtime_ns: int
+    inode: int
+    mode: int
+
+
+class Linked(NamedTuple):
+    """Something that is a symbolic link in the copy."""
+
+    path: str
+    target: str
+    reason: str = ""
+    """Why it was not copied; "" if nobody needs to be told."""
+    is_code: bool = False
+    """It is a link of the user's; where it leads is part of the code."""
+
+
+class Selection(NamedTuple):
+    """What a folder has, sorted by path."""
+
+    files: tuple[Chosen, ...]
+    links: tuple[Linked, ...]
+
+
+class Budget:
+    """What is left of the limits, for all folders of a release together."""
+
+    def __init__(self, limits: CopyLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock, self._until = clock, clock() + limits.take_s
+        self._files = self._bytes = 0
+
+    def spend(self, files: int, nbytes: int) -> None:
+        """Count what another folder takes."""
+        self._files += files
+        self._bytes += nbytes
+
+    def excess(self, files: int, nbytes: int) -> str:
+        """Return which limit is exceeded with so much more, "" if none is."""
+        limits = self.limits
+        if self._files + files > limits.max_files:
+            return f"it has more than {limits.max_files} files"
+        if self._bytes + nbytes > limits.max_mb * _MB:
+            return f"it has more than {limits.max_mb:g} MB"
+        return ""
+
+    def is_far_over(self, files: int, nbytes: int) -> bool:
+        """Return whether it is so large that nobody needs to look at all of it."""
+        limits = self.limits
+        return files > _LOOK_ON * limits.max_files or nbytes > _LOOK_ON * limits.max_mb * _MB
+
+    def left_s(self) -> float:
+        """Return the time that is left, in seconds."""
+        return self._until - self._clock()
+
+    def check_time(self, root: str) -> None:
+        """Raise :class:`CannotTakeCode` if the time is over."""
+        if self.left_s() < 0:
+            raise CannotTakeCode(
+                f"no copy of the code in {one_line(root)} could be made within {self.limits.take_s:g} s",
+                fix="exclude what is no code with a .srobustignore, or give it more time with code.take_s",
+            )
+
+
+def select(root: str, budget: Budget, never: Collection[str] = ()) -> Selection:
+    """Find what belongs to the release below ``root``, an absolute path without symbolic links.
+
+    ``never``: real paths of what is never code, such as a folder with checkpoints or the job's own output.
+    Raises :class:`CannotTakeCode`, ``OSError``.
+    """
+    return _Walk(root, budget, frozenset(never)).run()
+
+
+class _Walk:
+    """One walk through a folder."""
+
+    def __init__(self, root: str, budget: Budget, never: Collection[str]) -> None:
+        self._root, self._budget, self._never = root, budget, never
+        self._folders: list[str] = []
+        self._files: list[Chosen] = []
+        self._links: list[Linked] = []
+        self._unreadable: list[str] = []
+        self._bytes = 0
+        self._by_folder: Counter[str] = Counter()  # size in bytes; a file counts a KB at least
+        self._excess = ""
+
+    def run(self) -> Selection:
+        waiting = [("", _above(self._root))]
+        over_since = 0.0
+        while waiting:
+            self._budget.check_time(self._root)
+            folder, ignored = waiting.pop()
+            waiting += self._look(folder, ignored)
+            found = len(self._files) + len(self._links)
+            if self._excess:
+                over_since = over_since or time.monotonic()
+                if time.monotonic() - over_since > _LOOK_ON_S or self._budget.is_far_over(found, self._bytes):
+                    break
+            else:
+                self._excess = self._budget.excess(found, self._bytes)
+        if self._excess:
+            raise self._too_large()
+        if self._unreadable:
+            raise CannotTakeCode(
+                f"these cannot be read: {some_of([one_line(path) for path in self._unreadable])} "
+                f"(in {one_line(self._root)})",
+                fix="chmod u+r, or exclude them with a .srobustignore",
+            )
+        self._budget.spend(len(self._files) + len(self._links), self._bytes)
+        return Selection(tuple(sorted(self._files)), tuple(sorted(self._without_code())))
+
+    def _without_code(self) -> Iterator[Linked]:
+        """Return the links; a folder without code is one, and so has what is written there later."""
+        code = {file.path for file in self._files} | {link.path for link in self._links if link.is_code}
+        needed = {parent for path in code for parent in _parents(path)}
+        for link in self._links:
+            if all(parent in needed for parent in _parents(link.path)):
+                yield link
+        for folder in self._folders:
+            if folder not in needed and all(parent in needed for parent in _parents(folder)):
+                yield Linked(folder, os.path.join(self._root, folder))
+
+    def _look(self, folder: str, ignored: IgnoreRules) -> list[tuple[str, IgnoreRules]]:
+        """Look at one folder; returns the folders in it that belong to the code."""
+        try:
+            with os.scandir(os.path.join(self._root, folder) if folder else self._root) as entries:
+                found = list(entries)
+        except PermissionError:
+            self._unreadable.append(folder or ".")
+            return []
+        except FileNotFoundError:
+            if not folder:
+                raise
+            return []  # removed meanwhile, which shows when all is looked at again
+        prefix = f"{folder}/" if folder else ""
+        names = {entry.name for entry in found}
+        ignored = ignored.below(
+            *(_read(os.path.join(self._root, prefix + name), prefix, name in names) for name in (GIT, OURS))
+        )
+        within = []
+        for entry in found:
+            try:
+                within += self._entry(entry, prefix + entry.name, ignored)
+            except FileNotFoundError:
+                continue
+        return within
+
+    def _entry(
+        self, entry: os.DirEntry[str], path: str, ignored: IgnoreRules
+    ) -> list[tuple[str, IgnoreRules]]:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _CACHES):
+            return []
+        place = os.path.join(self._root, path)
+        if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _NEVER) or place in self._never:
+            self._leave_out(path, "")
+        elif why := ignored.why(path, is_folder=is_folder):
+            self._leave_out(path, f"in {why}")
+        elif is_folder and os.path.lexists(os.path.join(place, "pyvenv.cfg")):
+            self._leave_out(path, "a virtual environment")
+        elif is_folder and entry.name == "node_modules":
+            self._leave_out(path, "packages of Node.js")
+        elif is_folder:
+            self._folders.append(path)
+            return [(path, ignored)]
+        elif entry.is_symlink():
+            self._link(place, path)
+        else:
+            self._file(path, entry.stat(follow_symlinks=False))
+        return []
+
+    def _file(self, path: str, info: os.stat_result) -> None:
+        if not stat.S_ISREG(info.st_mode):
+            self._leave_out(path, "not a plain file")
+        elif info.st_size > self._budget.limits.max_file_mb * _MB:
+            self._leave_out(path, size_text(info.st_size))
+        else:
+            self._files.append(chosen(path, info))
+            self._bytes += info.st_size
+            self._by_folder[_head(path)] += max(info.st_size, 1000)
+
+    def _link(self, place: str, path: str) -> None:
+        """Keep a link within the tree; one that leads out of it leads to the same place from the copy."""
+        target = os.path.realpath(place)  # of a loop of links: one of them
+        if target == self._root or target.startswith(self._root.rstrip("/") + "/"):
+            relative = os.path.relpath(target, os.path.dirname(place))
+            self._links.append(Linked(path, relative, is_code=True))
+        else:
+            self._links.append(Linked(path, target, f"a link to {one_line(target)}", is_code=True))
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        self._links.append(Linked(path, os.path.join(self._root, path), reason))
+
+    def _too_large(self) -> CannotTakeCode:
+        largest = [one_line(name or ".") for name, _ in self._by_folder.most_common(_LARGEST)]
+        return CannotTakeCode(
+            f"the folder {one_line(self._root)} is too large for code: {self._excess}, the most of it in "
+            f"{', '.join(largest)}",
+            fix="exclude what is no code with a .srobustignore (as a .gitignore), or name the folders with "
+            "code in code.paths",
+        )
+
+
+def chosen(path: str, info: os.stat_result) -> Chosen:
+    """Return a file as its owner has left it."""
+    return Chosen(path, info.st_size, info.st_mtime_ns, info.st_ino, info.st_mode)
+
+
+def left_out_texts(links: Collection[tuple[str, str]], most: int) -> tuple[str, ...]:
+    """Return paths with reasons for people, and how many more there are."""
+    told = [f"{one_line(path)} ({reason})" for path, reason in links]
+    more = len(told) - most
+    return (*told[:most], f"and {count(more, 'more')}") if more > 0 else tuple(told)
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Return all folders above ``path``, the nearest first."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _head(path: str) -> str:
+    """Return the two folders at the beginning of a path, which name what is large well enough."""
+    return "/".join(path.split("/")[:-1][:2])
+
+
+def _read(path: str, prefix: str, is_there: bool, above: str = "") -> IgnoreFile | None:
+    if not is_there:
+        return None
+    try:
+        text = read_regular(Path(path), _PATTERN_BYTES).decode(errors="surrogateescape")
+    except OSError:
+        return None  # nothing is excluded that cannot be named
+    return rules(text, prefix, above)
+
+
+def _above(root: str) -> IgnoreRules:
+    """Return what the ``.gitignore`` files above ``root`` say, up to the top of its repository.
+
+    If one of them ignores ``root`` they do not count, since its owner runs what is there.
+    """
+    found: list[IgnoreFile] = []
+    folder, below = root, ""
+    while not os.path.lexists(os.path.join(folder, ".git")):
+        folder, name = os.path.split(folder)
+        if not name:
+            return IgnoreRules()  # no repository
+        below = f"{name}/{below}"
+        if (one := _read(os.path.join(folder, GIT), "", True, below)) is not None:
+            found.append(one)
+    if (one := _read(os.path.join(folder, ".git", "info", "exclude"), "", True, below)) is not None:
+        found.append(one)
+    for one in found:
+        whole = one.above.rstrip("/")
+        if any(one.about(f"{part}/") for part in (whole, *_parents(whole)) if part):
+            return IgnoreRules()
+    return IgnoreRules(tuple(reversed(found)))

@@ -1,0 +1,383 @@
+"""Takes a release: a copy of the code with what goes with it, whole or not at all.
+
+The files are read once, by several threads, since storage answers slowly and not one after the other. Then
+they are looked at again: a copy in which a file or the list of files has changed meanwhile mixes two states
+that never were together, so it is made anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import stat
+import tarfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.model.release import NAME_LETTERS, CodeRoot, Release
+from slurm_robust.releases import gitstate
+from slurm_robust.releases.manifest import (
+    DIGEST_BYTES,
+    MEMBER,
+    CodeFile,
+    CodeLink,
+    CodeManifest,
+    digest,
+    encode,
+)
+from slurm_robust.releases.select import (
+    Budget,
+    CannotTakeCode,
+    Chosen,
+    CopyLimits,
+    Linked,
+    Selection,
+    chosen,
+    left_out_texts,
+    select,
+)
+from slurm_robust.releases.store import ARCHIVE, ReleaseStore
+from slurm_robust.util.text import one_line, some_of
+
+_ROUNDS = 3
+_THREADS = 16
+_AHEAD = 64  # files that are read before they are needed
+_GRACE_S = 1.0
+_TOLD = 20
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Taking(Record):
+    """What a release is to be made of."""
+
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    roots: tuple[str, ...] = ()
+    """Folders to copy, that of the script first: absolute, without symbolic links, none below another."""
+    never: tuple[str, ...] = ()
+    """Real paths of what is never code: checkpoints, the job's folder and its output."""
+    env: dict[str, str] = {}
+    config_text: str = ""
+    image: str = ""
+    workdir: bool = False
+    limits: CopyLimits = CopyLimits()
+
+
+class TakenRoot(NamedTuple):
+    """A folder of the user's and what belongs to the release of it."""
+
+    root: CodeRoot
+    selection: Selection
+
+
+class CodeCopy(NamedTuple):
+    """The copy of all folders."""
+
+    roots: tuple[CodeRoot, ...] = ()
+    manifest: CodeManifest = CodeManifest(files=(), links=())
+    code: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+def take(store: ReleaseStore, wish: Taking) -> Release:
+    """Make the release, or return the one that is there with the same content.
+
+    Raises :class:`CannotTakeCode`, and then nothing is left behind.
+    """
+    began = time.monotonic()
+    try:
+        made = store.begin()
+    except OSError as error:
+        raise _cannot_write(store, error) from error
+    try:
+        with _threads() as threads:
+            git = threads.submit(gitstate.read, wish.roots[0]) if wish.roots else None
+            copy = _copy(wish, made / ARCHIVE if wish.roots else None, threads)
+            state = git.result() if git is not None else None
+        release = Release(
+            name=_name(store, wish, copy.code),
+            kind=wish.kind,
+            command=wish.command,
+            code=copy.code,
+            roots=copy.roots,
+            entry=_entry(wish, copy),
+            files=len(copy.manifest.files),
+            nbytes=sum(file.nbytes for file in copy.manifest.files),
+            left_out=copy.left_out,
+            git=state,
+            env=tuple(sorted(wish.env)),
+            image=wish.image,
+            has_config=bool(wish.config_text),
+            workdir=wish.workdir,
+            taken=time.time(),
+            took_s=round(time.monotonic() - began, 3),
+        )
+        return store.publish(made, release, wish.env, wish.config_text)
+    except OSError as error:
+        raise _cannot_write(store, error) from error
+    finally:
+        store.discard(made)  # nothing is there if it was published
+
+
+def hash_in_place(wish: Taking) -> str:
+    """Return the hash of the code as it is, "" without any. Raises :class:`CannotTakeCode`, ``OSError``."""
+    with _threads() as threads:
+        return _copy(wish, None, threads).code
+
+
+def named(roots: Sequence[str]) -> tuple[CodeRoot, ...]:
+    """Give each folder a name in the copy: its own, and a number if another one has that."""
+    found: list[CodeRoot] = []
+    taken = {MEMBER}
+    for path in roots:
+        name = folder = os.path.basename(path) or "root"
+        number = 2
+        while folder in taken:
+            folder, number = f"{name}-{number}", number + 1
+        taken.add(folder)
+        found.append(CodeRoot(path=path, folder=folder))
+    return tuple(found)
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="take")
+    try:
+        yield threads
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # one may wait for storage that does not answer
+
+
+def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> CodeCopy:
+    """CodeCopy the folders into ``archive``, or only read them."""
+    if not wish.roots:
+        return CodeCopy()
+    for path in wish.roots:
+        _check_text(path)
+    budget = Budget(wish.limits)
+    roots = named(wish.roots)
+    sources = _select(roots, wish)
+    for _ in range(_ROUNDS):
+        with open(archive or os.devnull, "wb") as file:
+            manifest, changed = _read_all(sources, file, budget, threads)
+            file.flush()
+            if archive is not None and not changed:
+                os.fsync(file.fileno())
+        again = _select(roots, wish)
+        changed |= _differences(sources, again)
+        if not changed:
+            return CodeCopy(roots, manifest, manifest.hash(roots), _left_out(sources))
+        sources = again
+    raise CannotTakeCode(
+        f"files change while they are copied: {some_of([one_line(path) for path in sorted(changed)])}",
+        fix="try again when nothing writes there, or exclude them with a .srobustignore",
+    )
+
+
+def _select(roots: Sequence[CodeRoot], wish: Taking) -> tuple[TakenRoot, ...]:
+    budget = Budget(wish.limits)
+    try:
+        return tuple(TakenRoot(root, select(root.path, budget, wish.never)) for root in roots)
+    except OSError as error:
+        raise CannotTakeCode(
+            f"the code cannot be read: {error}", fix="check the folder, or code.paths"
+        ) from error
+
+
+def _read_all(
+    sources: Sequence[TakenRoot], file: BinaryIO, budget: Budget, threads: ThreadPoolExecutor
+) -> tuple[CodeManifest, set[str]]:
+    """Write the archive; returns what is in it, and the files that were not as they had been found."""
+    wanted = [(source.root, one) for source in sources for one in source.selection.files]
+    entries = [_code_file(root, one, bytes(DIGEST_BYTES)) for root, one in wanted]
+    links = tuple(sorted(_links(sources), key=lambda link: link.path))
+    manifest = CodeManifest(files=tuple(sorted(entries, key=lambda one: one.path)), links=links)
+    changed: set[str] = set()
+    found: list[CodeFile] = []
+    # No size in it depends on the digests, which are filled in at the end.
+    reserved = encode(manifest)
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(_member(MEMBER, len(reserved)), io.BytesIO(reserved))
+        at = tarfile.BLOCKSIZE
+        for (root, one), (seen, data) in zip(wanted, _ahead(wanted, budget, threads), strict=True):
+            path = os.path.join(root.path, one.path)
+            budget.check_time(root.path)
+            if seen != one or len(data) != one.size:
+                changed.add(path)
+                continue
+            entry = _code_file(root, one, digest(data))
+            found.append(entry)
+            member = _member(os.fsdecode(entry.path), len(data), 0o755 if entry.x else 0o644, entry.mtime)
+            tar.addfile(member, io.BytesIO(data))
+        for link in links:
+            member = _member(os.fsdecode(link.path), 0)
+            member.type, member.linkname = tarfile.SYMTYPE, os.fsdecode(link.target)
+            tar.addfile(member)
+    manifest = CodeManifest(files=tuple(sorted(found, key=lambda one: one.path)), links=links)
+    if not changed:
+        file.seek(at)
+        file.write(encode(manifest))
+    return manifest, changed
+
+
+def _ahead(
+    wanted: Sequence[tuple[CodeRoot, Chosen]], budget: Budget, threads: ThreadPoolExecutor
+) -> Iterator[tuple[Chosen | None, bytes]]:
+    """Read the files in their order, a few ahead of need."""
+    waiting: deque[Future[tuple[Chosen | None, bytes]]] = deque()
+    unread = iter(wanted)
+    for _ in wanted:
+        for root, one in islice(unread, _AHEAD - len(waiting)):
+            waiting.append(threads.submit(_read, root, one))
+        try:
+            yield waiting.popleft().result(max(0.0, budget.left_s()) + _GRACE_S)
+        except TimeoutError:
+            budget.check_time(wanted[0][0].path)
+            raise
+
+
+def _read(root: CodeRoot, one: Chosen) -> tuple[Chosen | None, bytes]:
+    """Read a file; returns what it was when it was opened, None if it is no plain file any more."""
+    path = os.path.join(root.path, one.path)
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError:
+        return None, b""
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None, b""
+        raise CannotTakeCode(
+            f"{one_line(path)} cannot be read: {error.strerror}",
+            fix="chmod u+r, or exclude it with a .srobustignore",
+        ) from error
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            return None, b""
+        parts, left = [], one.size + 1
+        while left and (part := os.read(descriptor, left)):
+            parts.append(part)
+            left -= len(part)
+        return chosen(one.path, info), b"".join(parts)
+    except OSError as error:
+        raise CannotTakeCode(
+            f"{one_line(path)} cannot be read: {error.strerror}", fix="look at its storage, and try again"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _code_file(root: CodeRoot, one: Chosen, content: bytes) -> CodeFile:
+    return CodeFile(
+        path=os.fsencode(f"{root.folder}/{one.path}"),
+        nbytes=one.size,
+        digest=content,
+        mtime=max(0, one.mtime_ns // 10**9),
+        x=bool(one.mode & stat.S_IXUSR),
+    )
+
+
+def _links(sources: Sequence[TakenRoot]) -> Iterator[CodeLink]:
+    for root, selection in sources:
+        for link in selection.links:
+            yield CodeLink(
+                path=os.fsencode(f"{root.folder}/{link.path}"),
+                target=os.fsencode(link.target),
+                left_out=not link.is_code,
+            )
+
+
+def _differences(before: Sequence[TakenRoot], after: Sequence[TakenRoot]) -> set[str]:
+    """Return the places that are not as they were."""
+    return {
+        os.path.join(old.root.path, path)
+        for old, new in zip(before, after, strict=True)
+        for path in _differing(old.selection, new.selection)
+    }
+
+
+def _differing(old: Selection, new: Selection) -> set[str]:
+    # What is left out is not copied, and may come and go.
+    before: set[Chosen | Linked] = {*old.files, *(link for link in old.links if link.is_code)}
+    after: set[Chosen | Linked] = {*new.files, *(link for link in new.links if link.is_code)}
+    return {one.path for one in before ^ after}
+
+
+def _left_out(sources: Sequence[TakenRoot]) -> tuple[str, ...]:
+    several = len(sources) > 1
+    return left_out_texts(
+        [
+            (f"{root.folder}/{link.path}" if several else link.path, link.reason)
+            for root, selection in sources
+            for link in selection.links
+            if link.reason
+        ],
+        _TOLD,
+    )
+
+
+def _member(name: str, size: int, mode: int = 0o644, mtime: int = 0) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, mode, mtime
+    return member
+
+
+def _entry(wish: Taking, copy: CodeCopy) -> str:
+    """Return the script in the copy."""
+    if wish.kind is not CommandKind.SCRIPT or not wish.command:
+        return ""
+    script = os.path.realpath(os.path.join(wish.cwd, wish.command[0]))
+    for root in copy.roots:
+        if script.startswith(root.path.rstrip("/") + "/"):
+            path = f"{root.folder}/{os.path.relpath(script, root.path)}"
+            if any(file.path == os.fsencode(path) for file in copy.manifest.files):
+                return path
+    return ""
+
+
+def _name(store: ReleaseStore, wish: Taking, code: str) -> str:
+    """Return the name: a hash of everything that the ranks run by. Of values there are fingerprints only."""
+    parts = [
+        code,
+        wish.kind.value,
+        *wish.command,
+        wish.image,
+        "release" if wish.workdir else "user",
+        wish.config_text,
+        *(f"{name}={value}" for name, value in store.fingerprints(wish.env).items()),
+    ]
+    whole = hashlib.blake2b(digest_size=NAME_LETTERS // 2)
+    for part in parts:
+        data = os.fsencode(part)
+        whole.update(b"%d:" % len(data) + data)
+    return whole.hexdigest()
+
+
+def _check_text(path: str) -> None:
+    """Refuse a folder whose name is no text: journal and messages hold it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise CannotTakeCode(
+            f"the name of the folder {one_line(path)} is not UTF-8",
+            fix="rename it, or set code.releases: false",
+        ) from None
+
+
+def _cannot_write(store: ReleaseStore, error: OSError) -> CannotTakeCode:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = "remove what is not needed there, or keep fewer releases with updates.keep"
+    else:
+        fix = "the job's folder must be on storage that you may write to"
+    return CannotTakeCode(f"no release can be written to {store.folder}: {error}", fix=fix)

@@ -1,0 +1,159 @@
+"""Releases taken of real folders, and unpacked again."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_robust.model.release import Release
+from slurm_robust.releases.manifest import DamagedRelease
+from slurm_robust.releases.store import ReleaseStore
+from slurm_robust.releases.take import Taking, hash_in_place, take
+from slurm_robust.releases.unpack import unpack
+from tests.unit.releases.conftest import Write
+
+
+def unpacked(store: ReleaseStore, release: Release, into: Path) -> dict[str, str]:
+    """Files by path with their content, links with their target."""
+    unpack(store.archive(release.name), release, into)
+    found = {}
+    for folder, folders, files in os.walk(into):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink():
+                found[str(path.relative_to(into))] = f"-> {os.readlink(path)}"
+            elif path.is_file():
+                found[str(path.relative_to(into))] = path.read_text()
+    return found
+
+
+def test_a_release_is_a_copy_that_later_edits_do_not_change(
+    store: ReleaseStore, wish: Taking, write: Write, tmp_path: Path
+) -> None:
+    write({"train.py": "import model", "model.py": "size = 1", "layers/mlp.py": "wide = 2"})
+    release = take(store, wish)
+    write({"model.py": "size = 2"})
+
+    assert unpacked(store, release, tmp_path / "copy") == {
+        "code/train.py": "import model",
+        "code/model.py": "size = 1",
+        "code/layers/mlp.py": "wide = 2",
+    }
+    assert (release.entry, release.files) == ("code/train.py", 3)
+    assert store.read(release.name) == release
+    assert not stat.S_IMODE((tmp_path / "copy/code/model.py").stat().st_mode) & 0o222
+
+
+def test_the_name_is_that_of_the_content_wherever_and_whenever_it_was_written(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
+) -> None:
+    write({"train.py": "import model", "model.py": "size = 1"})
+    first = take(store, wish)
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    for name in ("model.py", "train.py"):
+        (other / name).write_bytes((code / name).read_bytes())
+        os.utime(other / name, (1, 1))
+    again = take(store, replace(wish, cwd=str(other), roots=(str(other),)))
+
+    assert again == first
+    assert store.names() == (first.name,)
+    assert hash_in_place(wish) == first.code
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"command": ("train.py", "--lr", "1")},
+        {"env": {"LR": "1"}},
+        {"config_text": "spares: 1"},
+        {"image": "/images/new.sqsh"},
+        {"workdir": True},
+    ],
+)
+def test_all_that_ranks_run_by_is_in_the_name(
+    store: ReleaseStore, wish: Taking, write: Write, other: dict[str, object]
+) -> None:
+    write({"train.py": ""})
+    first, second = take(store, wish), take(store, replace(wish, **other))
+    assert (first.name != second.name, first.code) == (True, second.code)
+
+
+def test_a_file_that_may_be_executed_is_another_one(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
+) -> None:
+    write({"train.py": "", "run.sh": "exit 0"})
+    before = take(store, wish)
+    (code / "run.sh").chmod(0o755)
+    release = take(store, wish)
+    unpacked(store, release, tmp_path / "copy")
+    assert before.code != release.code
+    assert os.access(tmp_path / "copy/code/run.sh", os.X_OK)
+
+
+def test_what_was_left_out_is_a_link_to_its_place(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
+) -> None:
+    write({"train.py": "", ".gitignore": "data/\n", "data/a.bin": "1", "srobust-jobs/7/journal.jsonl": ""})
+    (code / "out").mkdir()
+    release = take(store, wish)
+    copy = unpacked(store, release, tmp_path / "copy")
+    assert copy["code/data"] == f"-> {code}/data"
+    assert copy["code/out"] == f"-> {code}/out"
+    assert copy["code/srobust-jobs"] == f"-> {code}/srobust-jobs"
+    assert release.left_out == ("data (in .gitignore)",)
+
+
+def test_values_of_variables_are_in_one_file_that_nobody_else_reads(
+    store: ReleaseStore, wish: Taking, write: Write
+) -> None:
+    write({"train.py": ""})
+    release = take(store, replace(wish, env={"TOKEN": "hf_secret"}))
+    folder = store.folder / release.name
+    assert store.env(release.name) == {"TOKEN": "hf_secret"}
+    holders = [path.name for path in folder.iterdir() if b"hf_secret" in path.read_bytes()]
+    assert holders == ["env.json"]
+    assert stat.S_IMODE((folder / "env.json").stat().st_mode) == 0o600
+
+
+def test_a_copy_is_made_whole_again_and_what_was_added_stays(
+    store: ReleaseStore, wish: Taking, write: Write, tmp_path: Path
+) -> None:
+    write({"train.py": "a", "model.py": "b"})
+    release, copy = take(store, wish), tmp_path / "copy"
+    unpacked(store, release, copy)
+    (copy / "code/model.py").unlink()
+    (copy / "code/result.txt").write_text("42")
+    assert unpacked(store, release, copy) == {
+        "code/train.py": "a",
+        "code/model.py": "b",
+        "code/result.txt": "42",
+    }
+
+
+def test_a_damaged_archive_is_not_unpacked(
+    store: ReleaseStore, wish: Taking, write: Write, tmp_path: Path
+) -> None:
+    write({"train.py": "lr = 1e-4"})
+    release = take(store, wish)
+    archive = store.archive(release.name)
+    archive.write_bytes(archive.read_bytes().replace(b"lr = 1e-4", b"lr = 1e-3"))
+    with pytest.raises(DamagedRelease, match="is not what was taken"):
+        unpack(archive, release, tmp_path / "copy")
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".copy")]
+
+
+@pytest.mark.slow
+def test_two_thousand_files_take_less_than_a_second(
+    store: ReleaseStore, wish: Taking, write: Write, tmp_path: Path
+) -> None:
+    write({f"pkg{number // 50}/m{number}.py": f"x = {number}\n" * 100 for number in range(2000)})
+    release = take(store, wish)
+    began = time.monotonic()
+    unpack(store.archive(release.name), release, tmp_path / "copy")
+    assert (release.files, release.took_s < 3, time.monotonic() - began < 1) == (2000, True, True)
