@@ -67,6 +67,10 @@ class Taking(Record):
     """Folders to copy, that of the script first: absolute, without symbolic links, none below another."""
     never: tuple[str, ...] = ()
     """Real paths of what is never code: checkpoints, the job's folder and its output."""
+    stands_for: dict[str, str] = {}
+    """The folders for which some of ``roots`` stand, as another checkout of the code does: ranks run the copy
+    in their place.
+    """
     env: dict[str, str] = {}
     config_text: str = ""
     image: str = ""
@@ -105,6 +109,7 @@ def take(store: ReleaseStore, wish: Taking) -> Release:
             git = threads.submit(gitstate.read, wish.roots[0]) if wish.roots else None
             copy = _copy(wish, made / ARCHIVE if wish.roots else None, threads)
             state = git.result() if git is not None else None
+        copy = copy._replace(roots=_places(copy.roots, wish))
         release = Release(
             name=_name(store, wish, copy.code),
             kind=wish.kind,
@@ -160,7 +165,7 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> CodeCopy:
-    """CodeCopy the folders into ``archive``, or only read them."""
+    """Copy the folders into ``archive``, or only read them."""
     if not wish.roots:
         return CodeCopy()
     for path in wish.roots:
@@ -331,6 +336,11 @@ def _member(name: str, size: int, mode: int = 0o644, mtime: int = 0) -> tarfile.
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.mtime = size, mode, mtime
     return member
+
+
+def _places(roots: Sequence[CodeRoot], wish: Taking) -> tuple[CodeRoot, ...]:
+    """Return the folders with the places for which they stand."""
+    return tuple(CodeRoot(path=wish.stands_for.get(r.path, r.path), folder=r.folder) for r in roots)
 
 
 def _entry(wish: Taking, copy: CodeCopy) -> str:

@@ -66,6 +66,20 @@ def test_the_name_is_that_of_the_content_wherever_and_whenever_it_was_written(
     assert hash_in_place(wish) == first.code
 
 
+def test_another_checkout_stands_for_the_folder_of_the_code(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
+) -> None:
+    write({"train.py": "import model", "model.py": "size = 1"})
+    other = tmp_path / "checkout"
+    other.mkdir()
+    (other / "train.py").write_text("size = 2")
+    release = take(store, replace(wish, roots=(str(other),), stands_for={str(other): str(code)}))
+
+    assert [root.path for root in release.roots] == [str(code)]
+    assert release.entry == "checkout/train.py"
+    assert unpacked(store, release, tmp_path / "copy") == {"checkout/train.py": "size = 2"}
+
+
 @pytest.mark.parametrize(
     "other",
     [
