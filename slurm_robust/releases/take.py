@@ -171,7 +171,8 @@ def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> Co
     for path in wish.roots:
         _check_text(path)
     budget = Budget(wish.limits)
-    roots = named(wish.roots)
+    names = named([wish.stands_for.get(path, path) for path in wish.roots])
+    roots = tuple(CodeRoot(path=path, folder=one.folder) for path, one in zip(wish.roots, names, strict=True))
     sources = _select(roots, wish)
     for _ in range(_ROUNDS):
         with open(archive or os.devnull, "wb") as file:

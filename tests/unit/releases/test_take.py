@@ -76,8 +76,8 @@ def test_another_checkout_stands_for_the_folder_of_the_code(
     release = take(store, replace(wish, roots=(str(other),), stands_for={str(other): str(code)}))
 
     assert [root.path for root in release.roots] == [str(code)]
-    assert release.entry == "checkout/train.py"
-    assert unpacked(store, release, tmp_path / "copy") == {"checkout/train.py": "size = 2"}
+    assert release.entry == "code/train.py"
+    assert unpacked(store, release, tmp_path / "copy") == {"code/train.py": "size = 2"}
 
 
 @pytest.mark.parametrize(
