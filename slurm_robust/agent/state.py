@@ -280,7 +280,7 @@ class AgentState:
             case ProbeNodes():
                 return [order]
             case Save():
-                return [order] if not self.workers.living else []
+                return [order]  # workers leave images alone that are being read
             case Stay(for_s=for_s):
                 self._stays_until = now + for_s
                 return []

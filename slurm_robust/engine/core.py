@@ -37,6 +37,7 @@ from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.steps import Steps
 from slurm_robust.engine.units.storage import StorageListing
+from slurm_robust.engine.units.way_back import WayBack
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -98,6 +99,7 @@ class Core(Context):
         self.storage: Final = StorageListing(self, now)
         self.copies: Final = HeldCopies(self, self.storage)
         self.checkpoints: Final = Checkpoints(self, self.storage, self.copies)
+        self.way_back: Final = WayBack(self, self.checkpoints)
         self.companions: Final = Companions(self, self.starts, now)
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
         self.monitor: Final = Monitor(self, now)
@@ -250,6 +252,7 @@ class Core(Context):
             self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)
         self.departure.step(now)
+        self.way_back.step(now)
         self.starts.step(now)
         self.standbys.yield_to_training(now)
         self.companions.step(now)

@@ -221,6 +221,7 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
     sealed = {g: world.sealed.get(g, -1) for g in range(1, world.generation + 1) if g not in open_}
     sealed |= {g: step for g, step in world.good_steps.items() if g in open_}
     runs = now.has_begun and bool(now.holder) and now.state is not ChapterState.PENDING
+    back = state.candidate.checkpoint if state.candidate is not None else None
     return Stock(
         complete=complete,
         incomplete=tuple(ref for ref in present if ref not in whole),
@@ -235,6 +236,7 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
         # A job that Slurm is still ending may be requeued.
         waiting=now.job if now.may_hold and not runs else "",
         finished=ended is not None and ended.code == 0 and not now.may_hold,
+        others={back: f"release {state.release} would be rolled back to it"} if back is not None else {},
     )
 
 

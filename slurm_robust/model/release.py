@@ -121,6 +121,8 @@ class Candidate(Record):
     """
     checkpoint: CheckpointId | None = None
     """The step at which it took over, from which a rollback goes on; None for the beginning."""
+    stored: bool = False
+    """That checkpoint went to storage since."""
     generation: int = 0
     """The first generation that ran it."""
     applied: float = 0.0

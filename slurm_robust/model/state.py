@@ -295,6 +295,14 @@ def _(event: ev.WorldEvent, state: JobState) -> JobState:
 
 
 @apply.register
+def _(event: ev.StorageWritten, state: JobState) -> JobState:
+    state, written = _followed(event, state), CheckpointId(step=event.step, generation=event.generation)
+    if state.candidate is None or state.candidate.checkpoint != written:
+        return state
+    return msgspec.structs.replace(state, candidate=msgspec.structs.replace(state.candidate, stored=True))
+
+
+@apply.register
 def _(event: ev.IncidentOpened, state: JobState) -> JobState:
     return msgspec.structs.replace(_followed(event, state), incidents=event.incident)
 

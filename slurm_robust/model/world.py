@@ -311,9 +311,13 @@ def _(event: ev.PaceLearned, world: World) -> World:
 
 @follow.register
 def _(event: ev.StorageWritten, world: World) -> World:
-    found = CheckpointId(step=event.step, generation=event.generation)
+    found, known = CheckpointId(step=event.step, generation=event.generation), world.stored
+    if known is not None and (known.generation, known.step) > (found.generation, found.step):
+        stored = known  # the way back from an update got there later
+    else:
+        stored = event
     return msgspec.structs.replace(
-        world, stored=event, newest_on_storage=_newer(world.newest_on_storage, found), saving=None
+        world, stored=stored, newest_on_storage=_newer(world.newest_on_storage, found), saving=None
     )
 
 

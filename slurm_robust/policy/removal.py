@@ -33,7 +33,7 @@ class Stock(Record):
     finished: bool = False
     """The training has ended well: nothing goes on from here by itself."""
     others: Mapping[CheckpointId, str] = {}
-    """What others need, and why."""
+    """What is needed for something else, and why."""
 
     @property
     def usable(self) -> tuple[CheckpointId, ...]:

@@ -218,7 +218,7 @@ class Flush(Record, tag_field="kind", tag="flush"):
 class Save(Record, tag_field="kind", tag="save"):
     """Put the parts of ``ranks`` of ``checkpoint`` from this node's memory on storage.
 
-    No worker lives then; answered by :attr:`Heartbeat.saved` or :attr:`Heartbeat.unsaved`.
+    Workers of a later generation may live; answered by :attr:`Heartbeat.saved` or :attr:`Heartbeat.unsaved`.
     """
 
     epoch: int

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -205,8 +205,32 @@ class FlushRequest:
         return found | {SHARED: paths[SHARED]} if SHARED in paths else found
 
 
+@dataclass
+class Written:
+    """What became of the newest orders of one kind: of those to flush, or of those to save."""
+
+    done: FlushRequest | None = None
+    """What is on storage."""
+    over: CheckpointId | None = None
+    """What no node needs to keep any more."""
+    failed: tuple[FlushRequest, str] | None = None
+    """What could not be put there, and why."""
+
+
+class _Job(NamedTuple):
+    """Images that are there and held, and what is told of them."""
+
+    wanted: FlushRequest
+    held: list[Image]
+    outcome: Written
+
+
 class Flusher:
-    """One step at a time: held from when its images are whole until they are on storage, or given up."""
+    """One step at a time: held from when its images are whole until they are on storage, or given up.
+
+    A checkpoint of an earlier generation may be saved while the running one flushes its own: one of them
+    waits for the other.
+    """
 
     def __init__(
         self,
@@ -234,17 +258,15 @@ class Flusher:
         self._lock = threading.Lock()
         self._wanted: FlushRequest | None = None
         self._asked: CheckpointId | None = None
-        self._jobs: queue.SimpleQueue[tuple[FlushRequest, list[Image]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self.done: FlushRequest | None = None  # what is on storage
-        self.over: CheckpointId | None = None  # what no node needs to keep any more
-        self.failed: tuple[FlushRequest, str] | None = None  # what could not be put there, and why
+        self.flushes, self.saves = Written(), Written()
 
     @property
     def flushed(self) -> CheckpointId | None:
-        """The checkpoint that is on storage."""
-        return self.done.checkpoint if self.done is not None else None
+        """The checkpoint that was flushed."""
+        return self.flushes.done.checkpoint if self.flushes.done is not None else None
 
     def ask(self, launch: Launch, step: int) -> None:
         """Take the controller's order for ``step``; repeated orders for the same change nothing."""
@@ -257,17 +279,17 @@ class Flusher:
             is_started = self._start()
             self._wanted = wanted if is_started else None
         if not is_started:
-            self._end(wanted)
+            self._end(wanted, self.flushes)
 
     def save(self, wanted: FlushRequest, held: list[Image]) -> None:
         """Put these images, which are there already and held, on disk and storage."""
         if self._start():
-            self._jobs.put((wanted, held))
+            self._jobs.put(_Job(wanted, held, self.saves))
             return
         for image in held:
             image.close()
-        self.failed = wanted, "there are too many threads on this node"
-        self._end(wanted)
+        self.saves.failed = wanted, "there are too many threads on this node"
+        self._end(wanted, self.saves)
 
     def _start(self) -> bool:
         if self._thread is None:
@@ -299,9 +321,9 @@ class Flusher:
                 f"the snapshot of step {wanted.checkpoint.step} for storage was not taken",
                 _NOTE_EVERY_S,
             )
-            self._end(wanted)
+            self._end(wanted, self.flushes)
             return
-        self._jobs.put((wanted, held))
+        self._jobs.put(_Job(wanted, held, self.flushes))
 
     def fork_by(self, fork: Fork) -> None:
         """Use ``fork``, which gives a channel to a new writer, if it can."""
@@ -317,7 +339,7 @@ class Flusher:
     def _run(self) -> None:
         self._writer.warm_up()
         while (job := self._jobs.get()) is not None:
-            wanted, held = job
+            wanted, held, outcome = job
             task = "copies snapshots to this node's disk"
             copier = self._notes.start_thread("local", task, partial(self._copy, held))
             try:
@@ -333,16 +355,16 @@ class Flusher:
                 )
                 error = self._writer.write(order)
                 if error:
-                    self.failed = wanted, error
+                    outcome.failed = wanted, error
                     self._notes.say(
                         "flush",
                         f"step {wanted.checkpoint.step} could not be put on storage: {error}",
                         _NOTE_EVERY_S,
                     )
                 else:
-                    self.done = wanted
+                    outcome.done = wanted
             finally:
-                self._end(wanted)
+                self._end(wanted, outcome)
                 if copier is not None:
                     copier.join()
                 for image in held:
@@ -358,8 +380,8 @@ class Flusher:
         if self._kept:
             self._on_local()
 
-    def _end(self, wanted: FlushRequest) -> None:
-        self.over = wanted.checkpoint
+    def _end(self, wanted: FlushRequest, outcome: Written) -> None:
+        outcome.over = wanted.checkpoint
         self._on_done()
 
 

@@ -188,7 +188,9 @@ class CopyService:
 
     def _saved(self) -> FlushRequest | None:
         """Return what the newest :meth:`save` was for, once it is on storage."""
-        return self._request if self._here is not None and self._here.flusher.done is self._request else None
+        if self._here is None or self._here.flusher.saves.done is not self._request:
+            return None
+        return self._request
 
     def _unsaved(self) -> str:
         """Return why the newest :meth:`save` failed, its checkpoint first; "" while it may succeed."""
@@ -197,21 +199,21 @@ class CopyService:
         checkpoint = self._saving.checkpoint
         if self._refusal:
             return f"{checkpoint}: {self._refusal}"
-        failed = self._here.flusher.failed
+        failed = self._here.flusher.saves.failed
         return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] is self._request else ""
 
     def _unflushed(self, flusher: Flusher) -> str:
         """Return why a checkpoint of this generation did not get onto storage, beginning with its step."""
-        if flusher.failed is None:
+        if flusher.flushes.failed is None:
             return ""
-        wanted, why = flusher.failed
+        wanted, why = flusher.flushes.failed
         step = self._of_generation(wanted.checkpoint)
         return f"step {step}: {why}" if step >= 0 else ""
 
     @property
     def flush_over(self) -> int:
         """Newest step of the generation that workers need not keep for a flush any more."""
-        return self._of_generation(self._here.flusher.over) if self._here is not None else -1
+        return self._of_generation(self._here.flusher.flushes.over) if self._here is not None else -1
 
     def _of_generation(self, found: CheckpointId | None) -> int:
         running = self._running

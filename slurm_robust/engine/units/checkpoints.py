@@ -267,13 +267,14 @@ class Checkpoints:
         after: int,
         without: Collection[str] = (),
         refused: Collection[tuple[str, CheckpointId]] = (),
+        only: CheckpointId | None = None,
     ) -> ToStore | None:
         """Return the newest checkpoint later than step ``after`` that only nodes have and can write whole.
 
         ``way``: to the next generation; ``without``: nodes that write nothing; ``refused``: nodes that cannot
-        write that one. A banned one is taken when there is no other at all.
+        write that one; ``only``: no other counts. A banned one is taken when there is no other at all.
         """
-        made = self.new_parts.find(now, without, refused) if way is Way.SAME else None
+        made = self.new_parts.find(now, without, refused) if way is Way.SAME and only is None else None
         if made is not None and made.ref.step > after:
             return made
         state, found = self._context.state, []
@@ -283,6 +284,8 @@ class Checkpoints:
                 found += [(ref, reach) for ref in restore.held_steps(generation, reach, sealed)]
         for ref, reach in sorted(found, key=lambda f: (f[0] not in state.world.banned, f[0]), reverse=True):
             if ref.step <= after or self.storage.has(ref) or (ref in state.world.banned and after >= 0):
+                continue
+            if only not in (None, ref):
                 continue
             fit = [holder for holder in reach if (holder.node, ref) not in refused]
             world = self.copies.world_of(ref.generation)

@@ -38,10 +38,11 @@ class Rescue:
         *,
         after: int,
         wanted: CheckpointId | None = None,
+        only: CheckpointId | None = None,
     ) -> None:
-        """``way``, ``after``: as in :meth:`Checkpoints.to_store`; ``wanted``: the newest there is."""
+        """``way``, ``after``, ``only``: of :meth:`Checkpoints.to_store`; ``wanted``: the newest there is."""
         self._context, self._checkpoints = context, checkpoints
-        self._way, self._after = way, after
+        self._way, self._after, self._only = way, after, only
         self._since, self._begun = now.mono, now.wall
         self._sent: float | None = None
         self._refused: set[tuple[str, CheckpointId]] = set()
@@ -128,7 +129,12 @@ class Rescue:
 
     def _choose(self, now: Now) -> ToStore | None:
         return self._checkpoints.to_store(
-            now, self._way, after=self._after, without=self._silent, refused=self._refused
+            now,
+            self._way,
+            after=self._after,
+            without=self._silent,
+            refused=self._refused,
+            only=self._only,
         )
 
     def _late(self) -> list[str]:

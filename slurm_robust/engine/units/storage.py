@@ -90,12 +90,12 @@ class StorageListing:
         """Return whether storage is known to have this checkpoint."""
         stored = self._context.world.stored
         written = stored is not None and ref == CheckpointId(step=stored.step, generation=stored.generation)
-        return written or ref in (self._listed or ())
+        return written or ref in self._written or ref in (self._listed or ())
 
     @property
     def newest_step(self) -> int:
         """The newest step on storage that a restore may take, -1 for none."""
-        world, found = self._context.world, set(self._listed or ())
+        world, found = self._context.world, {*(self._listed or ()), *self._written}
         if world.stored is not None:
             found.add(CheckpointId(step=world.stored.step, generation=world.stored.generation))
         if world.newest_on_storage is not None and self._listed is None:

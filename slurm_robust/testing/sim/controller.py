@@ -499,7 +499,8 @@ class SimController:
 
     def _prune(self, asked: qs.Prune) -> None:
         if not (self.env.storage.hangs or self.env.storage.fails):
-            self.env.storage.prune(asked.sealed, asked.generation, self.plan.config.checkpoint.keep)
+            keep = self.plan.config.checkpoint.keep
+            self.env.storage.prune(asked.sealed, asked.generation, keep, asked.needed)
 
     def _give_back(self, asked: qs.GiveBack) -> qs.SlurmAnswer:
         self._shrink((asked.node,))

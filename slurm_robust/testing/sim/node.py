@@ -107,6 +107,7 @@ class SimNode:
         """Seconds that its ranks have spent in phases, by their step records."""
         self.ahead_s = 0.0
         """By how much its time of day is ahead of Slurm's."""
+        self.locked: set[CheckpointId] = set()  # that its agent puts on storage
         self._copies: dict[tuple[int, Tier], list[Copy]] = {}
         self._listed: tuple[Copy, ...] | None = None
         self._agents = 0
@@ -149,7 +150,10 @@ class SimNode:
         own = OWN_BUFFERS + (STRIDE_BUFFERS if stride > 1 else 0)
         while len(buffers) >= (PEER_BUFFERS if tier is Tier.PEER else own):
             kept = {*buffers[-2:], *[c for c in buffers if c.step % stride == 0][-2:]}
-            buffers.remove(next((c for c in buffers if c not in kept), buffers[0]))
+            free = [c for c in buffers if c.checkpoint not in self.locked]
+            if not free:
+                return
+            buffers.remove(next((c for c in free if c not in kept), free[0]))
         buffers.append(copy)
         self._listed = None
 
@@ -196,6 +200,7 @@ class SimNode:
     def end_agent(self, agent: SimAgent) -> None:
         """End ``agent``, and its workers with it."""
         agent.is_alive = False
+        self.locked.clear()
         self.agents.pop(agent.id, None)
         for rank in agent.ranks.values():
             if self.workers.pop(rank.pid, None) is not None:
@@ -263,6 +268,7 @@ class SimAgent:
         self._wakes_at = 0.0
         self._flush = self._flushed = self._flush_asked = -1
         self._unflushed = ""
+        self._saving: msg.Save | None = None
         self._save: dict[str, Any] = {}  # the answer to the newest order, as fields of a heartbeat
         self._stacks: dict[int, msg.StacksTaken] = {}
         self._hands: dict[type[do.Instruction], Callable[[Any], None]] = {
@@ -278,7 +284,7 @@ class SimAgent:
             msg.RequestCheckpoint: self._ask_checkpoint,
             msg.Pace: self._set_strides,
             msg.Flush: self._ask_flush,
-            msg.Save: lambda order: self._after(env.pace.write_s, partial(self._save_copies, order)),
+            msg.Save: self._save_copies,
             msg.TakeStacks: self._sample,
             msg.ProbeNodes: self._probe,
             msg.Rehearse: self._rehearse,
@@ -634,20 +640,31 @@ class SimAgent:
         return self.node.refuses or ("No space left on device" if is_full else "")
 
     def _save_copies(self, order: msg.Save) -> None:
-        if not self.node.writes:
+        if not self.node.writes or order == self._saving:
             return
-        if self._env.storage.hangs:
-            self._after((0.5, 1.0), partial(self._save_copies, order))
-            return
-        ref = order.checkpoint
+        self._saving, ref = order, order.checkpoint
         lacks = [rank for rank in order.ranks if not self.node.has(order.anew.get(rank, rank), ref)]
-        why = self._refusal(ref.step) or (f"this node has no part of rank {lacks[0]}" if lacks else "")
-        why = f"{ref}: {why}" if why else ""
+        if lacks:
+            self._answer_save(order, f"this node has no part of rank {lacks[0]}")
+            return
+        self.node.locked.add(ref)
+        self._after(self._env.pace.write_s, partial(self._write_copies, order))
+
+    def _write_copies(self, order: msg.Save) -> None:
+        if self._env.storage.hangs:
+            self._after((0.5, 1.0), partial(self._write_copies, order))
+            return
+        self.node.locked.discard(order.checkpoint)
+        why = self._refusal(order.checkpoint.step)
         if not why:
-            self._env.storage.write(ref, order.ranks, order.world_size)
+            self._env.storage.write(order.checkpoint, order.ranks, order.world_size)
+        self._answer_save(order, why)
+
+    def _answer_save(self, order: msg.Save, why: str) -> None:
+        ref = order.checkpoint
         self._save = {
             "saved": None if why else ref,
-            "unsaved": why,
+            "unsaved": f"{ref}: {why}" if why else "",
             "saved_ranks": () if why else order.ranks,
             "save_begun": order.begun,
         }

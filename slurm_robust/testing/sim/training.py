@@ -248,10 +248,16 @@ class FakeStorage:
         """Return what it lists of them: a cache may show nothing yet."""
         return self.complete() if self.shows else {}
 
-    def prune(self, sealed: Mapping[int, int], generation: int, keep: int) -> None:
+    def prune(
+        self, sealed: Mapping[int, int], generation: int, keep: int, needed: Collection[CheckpointId]
+    ) -> None:
         """Remove what no restore needs; of the running generation the newest ``keep`` stay."""
         complete = self.complete()
-        keeps = {*retained(sealed, complete, keep), *(r for r in complete if r.generation >= generation)}
+        keeps = {
+            *needed,
+            *retained(sealed, complete, keep),
+            *(r for r in complete if r.generation >= generation),
+        }
         own = sorted((r for r in complete if r.generation == generation), reverse=True)
         for ref in [r for r in complete if r not in keeps or r in own[keep:]]:
             del self.parts[ref]

@@ -138,6 +138,26 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
     assert node.service.news().saved is None
 
 
+def test_a_checkpoint_of_before_is_saved_while_the_next_generation_runs_and_flushes_its_own(
+    make: MakeNode, writer: Path
+) -> None:
+    (writer / "mode").write_text("wait")
+    node = make("a")
+    fill(node.folder.own(0, 0), 0, 7, 2, MIB)
+    node.launch(3, (0,))
+    node.service.save(Save(epoch=1, checkpoint=ref(2, 7), ranks=(0,), world_size=1, layout="w1"))
+    with pytest.raises(BufferInUse):
+        Buffer(node.folder.own(0, 0)).receive(MIB)  # a worker fills another one
+    node.service.ask_flush(9)
+    fill(node.folder.own(0, 1), 0, 9, 3, MIB)
+    (writer / "go").touch()
+    wait_for(lambda: node.service.news().flushed == 9)
+    news = node.service.news()
+    assert (news.saved, news.saved_ranks, news.unsaved, news.unflushed) == (ref(2, 7), (0,), "", "")
+    assert node.service.flush_over == 9
+    wait_for(lambda: _is_free(node.folder.own(0, 0)))
+
+
 def test_a_part_that_is_lost_is_written_from_another_ranks(make: MakeNode, writer: Path) -> None:
     """The agent holds the images of both parts and tells the writer which file is which part."""
     node = make("a")

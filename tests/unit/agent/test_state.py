@@ -431,6 +431,13 @@ def test_an_agent_that_slurm_tells_to_end_stays_as_long_as_it_is_needed() -> Non
     assert m.tick(1.5) == [BEAT, EndAgent(keep_copies=True)]
 
 
+def test_copies_are_saved_while_workers_live() -> None:
+    """Those of an earlier generation, of which workers refill no image that is being read."""
+    m = running()
+    save = Save(epoch=1, checkpoint=CheckpointId(step=3, generation=0), ranks=(0, 1), world_size=2)
+    assert m.order(save) == [save]
+
+
 def test_an_agent_that_is_shut_down_does_not_stay() -> None:
     m = Machine()
     m.order(Stay(epoch=1, for_s=8.0))

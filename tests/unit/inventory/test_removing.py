@@ -215,6 +215,20 @@ def test_a_generation_that_counts_nothing_protects_nothing(store: CheckpointStor
     assert ref(1, 49) not in store.complete() or ref(1, 10) not in store.complete()
 
 
+def test_the_step_to_which_an_update_would_be_rolled_back_stays(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = ev.UpdateApplied(
+        t=400.0, update=1, release="b" * 12, before="a" * 12, step=49, checkpoint=ref(1, 49)
+    )
+    first, *events = job(9, 400, 2, range(50, 80))
+    write(store.path.parent.parent / "9", [first, update, *events])
+    assert run("rm", "gpt", "49", "--yes") == ExitCode.REFUSED
+    assert "release bbbbbbbbbbbb would be rolled back to it" in capsys.readouterr().err
+    assert run("prune", "gpt", "--keep", "1", "--yes") == 0
+    assert ref(1, 49) in store.complete()
+
+
 # -- what is wrong -----------------------------------------------------------------------------------
 
 
