@@ -25,8 +25,8 @@ def unpack(archive: Path, release: Release, into: Path) -> None:
     Files are read-only. What is there already is kept: files that are as they should be, and those that a
     program has added. Raises :class:`DamagedRelease`, and ``OSError``, among them ``NotOurs``.
     """
-    with _opened(archive) as tar:
-        manifest = _manifest(tar, archive, release)
+    with opened(archive) as tar:
+        manifest = read_manifest(tar, archive, release)
         if os.path.isdir(into) and not os.path.islink(into):
             lacking = [file for file in manifest.files if not _is_as_it_should(into, file)]
             _write(tar, archive, manifest, into, lacking)
@@ -41,14 +41,9 @@ def unpack(archive: Path, release: Release, into: Path) -> None:
             raise
 
 
-def read_manifest(archive: Path, release: Release) -> CodeManifest:
-    """Return what is in the copy. Raises as :func:`unpack`."""
-    with _opened(archive) as tar:
-        return _manifest(tar, archive, release)
-
-
 @contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+def opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """Open the archive of a release. Raises :class:`DamagedRelease`, also within, and ``OSError``."""
     try:
         with os.fdopen(open_ours(archive), "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             yield tar
@@ -56,7 +51,8 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
         raise DamagedRelease(f"{archive} cannot be read: {error}") from error
 
 
-def _manifest(tar: tarfile.TarFile, archive: Path, release: Release) -> CodeManifest:
+def read_manifest(tar: tarfile.TarFile, archive: Path, release: Release) -> CodeManifest:
+    """Read what is in the copy, the first member. Raises :class:`DamagedRelease`."""
     first = tar.next()
     if first is None or first.name != MEMBER or not first.isreg() or first.size > _MOST_BYTES:
         raise DamagedRelease(f"{archive} does not begin with a manifest")
