@@ -124,6 +124,8 @@ def _worker(
         copies=memory,
         restore_tier=restore_tier(launch, rank),
         earlier=spec.earlier,
+        release=launch.release,
+        discard_optimizer=launch.discard_optimizer,
     )
     return WorkerSpec(
         rank=rank,

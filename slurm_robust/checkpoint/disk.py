@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
+import torch
 
 from slurm_robust.checkpoint import dcp
 from slurm_robust.checkpoint.errors import (
     ANEW,
     CheckpointError,
-    EntryMismatch,
     MissingCheckpoint,
     NotWritten,
     WorldSizeMismatch,
 )
+from slurm_robust.checkpoint.fit import refuse_misfit, refuse_other_names
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import Sidecar, corrupt, encode_sidecar, read_sidecar, verify_items
 from slurm_robust.checkpoint.reshard import load_resharded
@@ -31,6 +33,8 @@ from slurm_robust.version import __version__
 
 _log = logging.getLogger(__name__)
 
+_Part: TypeAlias = tuple[Path, Sidecar]
+
 # What read_part() takes out of a part.
 OWN, SHARED, ALL = "own", "shared", "all"
 
@@ -39,7 +43,8 @@ class DiskTier:
     """One rank's view of a :class:`CheckpointStore`.
 
     Rank 0's part holds the shared state too, and every rank reads it from there. ``layout`` is the identity
-    of the parallel layout; with "" any is accepted. ``earlier``: runs whose checkpoints are read, too.
+    of the parallel layout; with "" any is accepted. ``earlier``: runs whose checkpoints are read, too;
+    ``release``: what writes.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class DiskTier:
         world_size: int,
         layout: str = "",
         earlier: Collection[str] = (),
+        release: str = "",
     ) -> None:
         self.store = store
         self._run_id = run_id
@@ -58,6 +64,7 @@ class DiskTier:
         self._rank = rank
         self._world_size = world_size
         self._layout = layout
+        self._release = release
 
     def save(self, checkpoint: CheckpointId, snapshot: Snapshot) -> None:
         """Publish this rank's part of ``checkpoint``; durable on return. Raises :class:`NotWritten`.
@@ -65,7 +72,7 @@ class DiskTier:
         A part that is there already stays as it is, also another run's. The rank that publishes the last part
         also writes what others need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
         """
-        header = self._header(checkpoint, self._rank)
+        header = msgspec.structs.replace(self._header(checkpoint, self._rank), release=self._release)
         try:
             if not self._is_published(checkpoint, header, tuple(snapshot.own)):
                 write_part(self.store, checkpoint, header, snapshot)
@@ -77,18 +84,20 @@ class DiskTier:
         except (OSError, CheckpointError) as error:
             _log.warning("checkpoint %s is whole, but %s was not updated: %s", checkpoint, METADATA, error)
 
-    def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
+    def load(self, checkpoint: CheckpointId, training: Training) -> Snapshot:
         """Return this rank's state at ``checkpoint``, verified. Tensors are in mapped files.
 
         Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or
         ``OSError`` if the storage does not answer.
         """
-        self._check_world_size(checkpoint)
+        (path, own), (first_path, first) = self._fitting(checkpoint, training)
         if self._rank == 0:
-            return self._read(checkpoint, 0, entries, ALL)
-        snapshot = self._read(checkpoint, self._rank, entries, OWN)
-        shared = self._read(checkpoint, 0, entries, SHARED).shared
-        return Snapshot(own=snapshot.own, shared=shared, rng=snapshot.rng)
+            return read_part(path, own)
+        return replace(read_part(path, own, OWN), shared=read_part(first_path, first, SHARED).shared)
+
+    def check(self, checkpoint: CheckpointId, training: Training) -> None:
+        """Raise as :meth:`load` does; no data are read, so only what holds them can be wrong then."""
+        self._fitting(checkpoint, training)
 
     def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
         """Load a checkpoint that ranks of the layout ``old`` wrote, as :meth:`load`; ``new``: that of these.
@@ -123,19 +132,24 @@ class DiskTier:
             )
         return found.header.matches(header) and found.entries == entries
 
-    def _read(self, checkpoint: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
+    def _fitting(self, checkpoint: CheckpointId, training: Training) -> tuple[_Part, _Part]:
+        """Return this rank's part and rank 0's if they fit. Raises ``CheckpointError`` or ``OSError``."""
+        self._check_world_size(checkpoint)
+        own = self._sidecar(checkpoint, self._rank)
+        first = own if self._rank == 0 else self._sidecar(checkpoint, 0)
+        stored = outline(own[1], first[1])
+        refuse_other_names(str(own[0]), stored.own, training)
+        refuse_misfit(f"checkpoint {checkpoint}", stored, training)
+        return own, first
+
+    def _sidecar(self, checkpoint: CheckpointId, rank: int) -> _Part:
         path = self.store.part_path(checkpoint, rank, self._world_size)
         sidecar = read_sidecar(path)
         expected = self._header(checkpoint, rank)
         if (run_id := sidecar.header.run_id) in self._earlier:
             expected = msgspec.structs.replace(expected, run_id=run_id)
         _check_place(path, sidecar.header, expected)
-        if set(sidecar.entries) != set(entries):
-            raise EntryMismatch(
-                f"{path} holds the entries {', '.join(sidecar.entries)}, the script names "
-                f"{', '.join(entries)}: name the same entries; {ANEW}"
-            )
-        return read_part(path, sidecar, what)
+        return path, sidecar
 
     def _check_world_size(self, checkpoint: CheckpointId) -> None:
         if self.store.part_path(checkpoint, self._rank, self._world_size).exists():
@@ -186,6 +200,24 @@ def write_part(
     except BaseException:
         data.unlink(missing_ok=True)
         raise
+
+
+def outline(own: Sidecar, first: Sidecar) -> Snapshot:
+    """Return what ``own`` holds, with the shared state of rank 0's ``first``; tensors are on the meta device.
+
+    Raises :class:`CorruptPart`.
+    """
+    tree = unflatten(own.own, _without_data(own, shared=False), ("own", "rng"))
+    shared = unflatten(first.shared, _without_data(first, shared=True)) if first.shared else {}
+    return Snapshot(own=tree["own"], shared=shared, rng=tree["rng"])
+
+
+def _without_data(sidecar: Sidecar, *, shared: bool) -> list[torch.Tensor]:
+    return [
+        torch.empty(item.shape, dtype=getattr(torch, item.dtype), device="meta")
+        for item in sidecar.items
+        if item.dtype and item.shared is shared
+    ]
 
 
 def read_part(path: Path, sidecar: Sidecar, what: str = ALL) -> Snapshot:

@@ -24,6 +24,8 @@ class PartHeader(Record):
     world_size: int
     library: str = ""
     """The version of slurm_robust that wrote it."""
+    release: str = ""
+    """The release of the job's code that wrote it, "" for code that is in none."""
 
     @classmethod
     def of(
@@ -45,10 +47,10 @@ class PartHeader(Record):
         return CheckpointId(step=self.step, generation=self.generation)
 
     def matches(self, expected: PartHeader, *, any_layout: bool = False) -> bool:
-        """Return whether it is the part that is expected; versions may differ."""
+        """Return whether it is the part that is expected; what wrote it may differ."""
         layout = self.layout if any_layout else expected.layout
-        return msgspec.structs.replace(self, library="") == msgspec.structs.replace(
-            expected, library="", layout=layout
+        return msgspec.structs.replace(self, library="", release="") == msgspec.structs.replace(
+            expected, library="", release="", layout=layout
         )
 
 

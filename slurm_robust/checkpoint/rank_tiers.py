@@ -24,7 +24,7 @@ class RankTier(Protocol):
         Raises :class:`~slurm_robust.checkpoint.errors.NotWritten`.
         """
 
-    def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
+    def load(self, checkpoint: CheckpointId, training: Training) -> Snapshot:
         """Return this rank's state, verified to its last byte.
 
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
@@ -46,11 +46,20 @@ def rank_tiers(
     world_size: int,
     layout: str,
     earlier: Collection[str] = (),
+    release: str = "",
 ) -> dict[Tier, RankTier]:
     """Return a rank's view of the shared tiers, nearest first. ``job_dir``: the job's.
 
-    ``earlier``: runs of earlier jobs whose checkpoints are read, too.
+    ``earlier``: runs of earlier jobs whose checkpoints are read, too; ``release``: what writes to them.
     """
     store = CheckpointStore(places[Tier.STORAGE], partial(make_in_job, Path(job_dir), run_id))
-    tier = DiskTier(store, run_id=run_id, rank=rank, world_size=world_size, layout=layout, earlier=earlier)
+    tier = DiskTier(
+        store,
+        run_id=run_id,
+        rank=rank,
+        world_size=world_size,
+        layout=layout,
+        earlier=earlier,
+        release=release,
+    )
     return {Tier.STORAGE: tier}

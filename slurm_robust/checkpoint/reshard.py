@@ -30,7 +30,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import dcp, shards
-from slurm_robust.checkpoint.errors import ANEW, CannotReshard, EntryMismatch
+from slurm_robust.checkpoint.errors import CannotReshard, EntryMismatch
+from slurm_robust.checkpoint.fit import refuse_other_names
 from slurm_robust.checkpoint.generators import new_generators
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import PartItem, Sidecar, read_sidecar, verify_items
@@ -135,12 +136,7 @@ class _Resharding:
 
     def snapshot(self, first: _Part, checkpoint: CheckpointId, rank: int, *, same_ranks: bool) -> Snapshot:
         """Return all of it."""
-        names = set(first.own)
-        if names != set(self._training.entries):
-            raise EntryMismatch(
-                f"{first.path} holds the entries {', '.join(sorted(names))}, the script names "
-                f"{', '.join(self._training.entries)}: name the same entries; {ANEW}"
-            )
+        refuse_other_names(str(first.path), first.own, self._training)
         own = {name: self._entry(name, unwrapped(entry)) for name, entry in self._training.entries.items()}
         if same_ranks and self._mine is not None:
             rng = self._read(self._mine, self._mine.rng)

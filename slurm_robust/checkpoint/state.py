@@ -54,6 +54,8 @@ class Training:
 
     entries: Mapping[str, Stateful]
     deduplicate: bool = True
+    discards: bool = False
+    """The state of optimizers in a checkpoint is left out."""
 
 
 @dataclass(frozen=True)

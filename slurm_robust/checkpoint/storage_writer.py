@@ -62,6 +62,7 @@ def flush(order: FlushOrder) -> None:
                 rank=rank,
                 world_size=order.world_size,
                 layout=image.header.layout,
+                release=image.header.release,
             )
             snapshot = snapshot_of(image, shared if rank == 0 else None, rank)
             if rank in order.anew:

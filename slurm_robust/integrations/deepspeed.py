@@ -55,6 +55,8 @@ class EngineState:
         "(engine.save_checkpoint(), ds_to_universal.py)",
     )
 
+    holds_optimizer = True
+
     def __init__(self, engine: Any) -> None:
         _refuse(engine)
         self._engine = engine

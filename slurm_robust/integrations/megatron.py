@@ -42,6 +42,8 @@ class TrainingState:
         "--load with --ckpt-format torch_dist)",
     )
 
+    holds_optimizer = True
+
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer: Any) -> None:
         self._chunks: list[Any] = list(model_chunks)
         is_chain = type(optimizer).__name__ == "ChainedOptimizer"

@@ -20,6 +20,8 @@ RESTORE_LAYOUT = "SROBUST_RESTORE_LAYOUT"
 COPIES = "SROBUST_COPIES"
 RESTORE_TIER = "SROBUST_RESTORE_TIER"
 EARLIER = "SROBUST_EARLIER_RUNS"
+RELEASE = "SROBUST_RELEASE"
+DISCARD_OPTIMIZER = "SROBUST_DISCARD_OPTIMIZER"
 
 REHEARSAL = "SROBUST_REHEARSAL"
 """Set in a rehearsal, which is no run of the job; a script may ask for it."""
@@ -46,6 +48,8 @@ class WorkerEnvironment(Record):
     copies: str = ""  # the folder of snapshots in this node's memory, "" for none
     restore_tier: Tier = Tier.STORAGE  # in which this rank's parts of ``restore`` are or will appear
     earlier: tuple[str, ...] = ()  # runs of earlier jobs, whose checkpoints may be restored
+    release: str = ""  # what it runs, stamped on every checkpoint; "" for the code in its place
+    discard_optimizer: bool = False  # the state of optimizers in ``restore`` is left out
 
     def to_env(self) -> dict[str, str]:
         """Return the variables to set; :meth:`from_env` reads them back."""
@@ -61,6 +65,8 @@ class WorkerEnvironment(Record):
             COPIES: self.copies,
             RESTORE_TIER: self.restore_tier.value,
             EARLIER: " ".join(self.earlier),
+            RELEASE: self.release,
+            DISCARD_OPTIMIZER: "1" if self.discard_optimizer else "",
         }
 
     @classmethod
@@ -106,4 +112,6 @@ class WorkerEnvironment(Record):
             copies=environ.get(COPIES, ""),
             restore_tier=tier,
             earlier=tuple(environ.get(EARLIER, "").split()),
+            release=environ.get(RELEASE, ""),
+            discard_optimizer=environ.get(DISCARD_OPTIMIZER) == "1",
         )

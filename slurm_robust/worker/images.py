@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from slurm_robust.checkpoint.errors import ANEW, CorruptPart, EntryMismatch, MissingCheckpoint
+from slurm_robust.checkpoint.errors import CorruptPart, MissingCheckpoint
+from slurm_robust.checkpoint.fit import refuse_misfit, refuse_other_names
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
@@ -81,14 +82,11 @@ class ImageReader:
         """
         own = self._part(self._rank, checkpoint, wait=self._environment.restore_tier is Tier.PEER)
         names = own.tree["own"]
-        if set(names) != set(training.entries):
-            raise EntryMismatch(
-                f"checkpoint {checkpoint} of rank {self._rank} holds the entries {', '.join(names)}, the "
-                f"script names {', '.join(training.entries)}: name the same entries; {ANEW}"
-            )
+        refuse_other_names(f"checkpoint {checkpoint} of rank {self._rank}", names, training)
         parts = [own, self._part(SHARED, checkpoint, wait=True)] if own.tree["has_shared"] else [own]
         shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}
         stored = Snapshot(own=names, shared=shared, rng=own.tree["rng"])
+        refuse_misfit(f"checkpoint {checkpoint}", stored, training)
         found([part.image for part in parts])
         places = places_for(stored, training, self._gpus)
         for part in parts:

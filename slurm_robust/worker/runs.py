@@ -25,6 +25,7 @@ from slurm_robust.checkpoint.errors import (
     MissingCheckpoint,
     WrongUse,
 )
+from slurm_robust.checkpoint.fit import follow_schedules, with_left_out, without_optimizers
 from slurm_robust.checkpoint.gpus import CUDA
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Image
@@ -129,7 +130,10 @@ class ManagedRun:
         if checkpoint is None:
             return None
         with phases.announced(self._record, RESTORE):
-            return self._load(checkpoint, training)
+            if not self._environment.discard_optimizer:
+                return self._load(checkpoint, training)
+            step, snapshot = self._load(checkpoint, without_optimizers(training))
+            return step, with_left_out(snapshot, training)
 
     def _load(self, checkpoint: CheckpointId, training: Training) -> tuple[int, Snapshot]:
         self._restored = checkpoint
@@ -140,7 +144,7 @@ class ManagedRun:
             store = shared.get(tier, shared[Tier.STORAGE])
             if old := environment.restore_layout:
                 return checkpoint.step, store.load_resharded(checkpoint, training, old, environment.layout)
-            return checkpoint.step, store.load(checkpoint, tuple(training.entries))
+            return checkpoint.step, store.load(checkpoint, training)
         self._reader = ImageReader(self._environment, *_place(self._environ))
 
         def expect(images: list[Image]) -> None:
@@ -155,6 +159,8 @@ class ManagedRun:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        if self._training is not None and self._restored is not None and self._environment.discard_optimizer:
+            follow_schedules(self._training)
         self._record.mark(Mark.RESTORED)
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
@@ -308,6 +314,7 @@ class ManagedRun:
                 rank=rank,
                 world_size=world_size,
                 library=__version__,
+                release=environment.release,
             ),
             first_on_node=int(self._environ.get("LOCAL_RANK", rank)) == 0,
             ranks_on_node=ranks_on_node,
@@ -331,6 +338,7 @@ class ManagedRun:
                 world_size=world_size,
                 layout=own.layout,
                 earlier=own.earlier,
+                release=own.release,
             )
         return self._tiers
 
@@ -362,12 +370,11 @@ class OwnFolder:
         for number in range(_from_rank_0(len(refs))):
             mine = refs[number] if self._rank == 0 else CheckpointId(generation=0, step=0)
             checkpoint = CheckpointId(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
-            entries = tuple(training.entries)
             assert self._tier is not None
             failure: Exception | None = None
             snapshot = None
             try:
-                snapshot = self._tier.load(checkpoint, entries)
+                snapshot = self._tier.load(checkpoint, training)
             except _UNUSABLE as error:
                 # This rank cannot use its files, as all must know.
                 _log.warning("checkpoint %s is passed over: %s", checkpoint, error)

@@ -18,7 +18,7 @@ from slurm_robust.checkpoint.rank_tiers import RankTier
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.tiers import NodeTier, SharedTier
 from slurm_robust.model.copies import SHARED, CheckpointId
-from tests.builders.checkpoints import ref
+from tests.builders.checkpoints import named, ref
 
 FIRST, SECOND = ref(1, 5), ref(2, 9)
 
@@ -98,7 +98,7 @@ class SharedTierContract:
         save(world, FIRST, SECOND)
         for rank in range(2):
             for checkpoint in (FIRST, SECOND):
-                found, saved = world.of_rank(rank).load(checkpoint, ("model",)), state(rank, checkpoint)
+                found, saved = world.of_rank(rank).load(checkpoint, named("model")), state(rank, checkpoint)
                 assert torch.equal(found.own["model"]["buffer"], saved.own["model"]["buffer"])
                 assert torch.equal(found.shared["model"]["weight"], saved.shared["model"]["weight"])
                 assert found.rng == saved.rng
@@ -107,17 +107,17 @@ class SharedTierContract:
         save(world, FIRST)
         world.of_rank(1).save(FIRST, state(1, FIRST))
         assert world.tier.complete(2) == [FIRST]
-        assert world.of_rank(1).load(FIRST, ("model",)).rng == {"rank": 1}
+        assert world.of_rank(1).load(FIRST, named("model")).rng == {"rank": 1}
 
     def test_a_missing_foreign_or_damaged_part_is_refused(self, world: SharedTierWorld) -> None:
         save(world, FIRST)
         with pytest.raises(MissingCheckpoint):
-            world.of_rank(0).load(SECOND, ("model",))
+            world.of_rank(0).load(SECOND, named("model"))
         with pytest.raises(ForeignPart):
-            world.of_rank(1, run_id="another").load(FIRST, ("model",))
+            world.of_rank(1, run_id="another").load(FIRST, named("model"))
         world.damage(FIRST, 1)
         with pytest.raises(CheckpointError):
-            world.of_rank(1).load(FIRST, ("model",))
+            world.of_rank(1).load(FIRST, named("model"))
 
     def test_the_newest_and_the_protected_are_kept(self, world: SharedTierWorld) -> None:
         checkpoints = [ref(1, step) for step in (1, 2, 3, 4)]

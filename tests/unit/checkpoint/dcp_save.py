@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slurm_robust.checkpoint.disk import DiskTier
-from slurm_robust.checkpoint.state import apply, capture
+from slurm_robust.checkpoint.state import Training, apply, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from tests.unit.checkpoint.dcp_load import model_of, stepped, whole
@@ -48,7 +48,7 @@ def main() -> None:
     if rank == 0:
         torch.save(expected, expected_path)
     stepped(trained, optimizer, 30 + rank)
-    apply(entries, tier.load(REF, tuple(entries)))
+    apply(entries, tier.load(REF, Training(entries=entries)))
     again = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     for name, value in again["model"].items():
         assert torch.equal(value, expected["model"][name])

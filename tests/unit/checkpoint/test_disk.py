@@ -25,7 +25,7 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
-from tests.builders.checkpoints import ref
+from tests.builders.checkpoints import named, ref
 
 REF = ref(2, 7)
 
@@ -51,7 +51,7 @@ def saved(folder: Path) -> Path:
 def test_each_rank_gets_its_own_and_the_shared_state(tmp_path: Path) -> None:
     saved(tmp_path)
     for rank in range(2):
-        found = tier(tmp_path, rank).load(REF, ("model",))
+        found = tier(tmp_path, rank).load(REF, named("model"))
         assert found.own["model"]["buffer"].tolist() == [rank] * 3
         assert found.shared["model"]["weight"].tolist() == [0, 1, 2, 3, 4]
         assert found.rng == {"rank": rank}
@@ -65,17 +65,17 @@ def test_only_rank_0_writes_what_is_shared(tmp_path: Path) -> None:
 
 def test_a_step_that_is_not_complete_is_missing(tmp_path: Path) -> None:
     with pytest.raises(MissingCheckpoint, match="gen-0002/step-00000007 is not complete"):
-        tier(tmp_path).load(REF, ("model",))
+        tier(tmp_path).load(REF, named("model"))
 
 
 def test_another_world_size_is_reported(tmp_path: Path) -> None:
     with pytest.raises(WorldSizeMismatch, match=r"written by 2 ranks.*has 4: run with 2 ranks"):
-        tier(saved(tmp_path), world_size=4).load(REF, ("model",))
+        tier(saved(tmp_path), world_size=4).load(REF, named("model"))
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForeignPart, match=r"of run run, .*expected is run other"):
-        tier(saved(tmp_path), run_id="other").load(REF, ("model",))
+        tier(saved(tmp_path), run_id="other").load(REF, named("model"))
 
 
 def test_a_part_in_the_wrong_place_is_refused(tmp_path: Path) -> None:
@@ -84,22 +84,22 @@ def test_a_part_in_the_wrong_place_is_refused(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / str(REF), tmp_path / str(moved))
     assert store.complete()[0] == moved
     with pytest.raises(ForeignPart, match="step 7, rank 0"):
-        tier(tmp_path).load(moved, ("model",))
+        tier(tmp_path).load(moved, named("model"))
 
 
 def test_another_layout_is_refused_where_one_is_named(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     DiskTier(store, run_id="run", rank=0, world_size=1, layout="tp2").save(REF, snapshot(0))
     for layout in ("tp2", ""):
-        DiskTier(store, run_id="run", rank=0, world_size=1, layout=layout).load(REF, ("model",))
+        DiskTier(store, run_id="run", rank=0, world_size=1, layout=layout).load(REF, named("model"))
     with pytest.raises(ForeignPart, match=r"layout tp2, .*layout tp4"):
-        DiskTier(store, run_id="run", rank=0, world_size=1, layout="tp4").load(REF, ("model",))
+        DiskTier(store, run_id="run", rank=0, world_size=1, layout="tp4").load(REF, named("model"))
 
 
 def test_a_part_without_its_data_is_missing(tmp_path: Path) -> None:
     CheckpointStore(saved(tmp_path)).data_path(REF, 1).unlink()
     with pytest.raises(MissingCheckpoint, match=r"__1_0.distcp is not there"):
-        tier(tmp_path, 1).load(REF, ("model",))
+        tier(tmp_path, 1).load(REF, named("model"))
 
 
 def test_an_order_that_comes_twice_changes_nothing(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_a_finisher_left_undone_the_next_one_does(tmp_path: Path) -> None:
 
 def test_other_entries_are_reported(tmp_path: Path) -> None:
     with pytest.raises(EntryMismatch, match="holds the entries model, the script names model, loader"):
-        tier(saved(tmp_path)).load(REF, ("model", "loader"))
+        tier(saved(tmp_path)).load(REF, named("model", "loader"))
 
 
 def test_damage_to_rank_0_is_found_by_every_rank(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_damage_to_rank_0_is_found_by_every_rank(tmp_path: Path) -> None:
     path.write_bytes(content)
     for rank in range(2):
         with pytest.raises(CorruptPart, match=r"__0_0.distcp is damaged \(model.weight.*remove its folder"):
-            tier(tmp_path, rank).load(REF, ("model",))
+            tier(tmp_path, rank).load(REF, named("model"))
 
 
 @contextmanager
@@ -221,9 +221,9 @@ def test_a_part_of_an_earlier_run_is_read_and_one_of_any_other_is_not(tmp_path: 
     store = CheckpointStore(tmp_path)
     DiskTier(store, run_id="7-a", rank=0, world_size=1).save(REF, snapshot(0))
     later = DiskTier(store, run_id="8-b", rank=0, world_size=1, earlier=("6-z", "7-a"))
-    assert later.load(REF, tuple(snapshot(0).own)).own.keys() == snapshot(0).own.keys()
+    assert later.load(REF, named(*snapshot(0).own)).own.keys() == snapshot(0).own.keys()
     with pytest.raises(ForeignPart, match="is of run 7-a"):
-        DiskTier(store, run_id="8-b", rank=0, world_size=1, earlier=("6-z",)).load(REF, ("model",))
+        DiskTier(store, run_id="8-b", rank=0, world_size=1, earlier=("6-z",)).load(REF, named("model"))
 
 
 def test_a_part_of_another_run_is_never_written_over(tmp_path: Path) -> None:
@@ -231,4 +231,4 @@ def test_a_part_of_another_run_is_never_written_over(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(NotWritten, match=r"is of another run \(run\).*checkpoint.directory"):
         tier(tmp_path, run_id="other").save(REF, snapshot(1))
-    assert tier(tmp_path).load(REF, tuple(snapshot(0).own)).own["model"]["buffer"].tolist() == [0.0] * 3
+    assert tier(tmp_path).load(REF, named(*snapshot(0).own)).own["model"]["buffer"].tolist() == [0.0] * 3

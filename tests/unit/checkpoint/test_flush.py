@@ -33,6 +33,7 @@ from slurm_robust.checkpoint.storage_writer import flush
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
+from tests.builders.checkpoints import named
 from tests.forked_python import ForkedPython
 from tests.waiting import wait_for
 
@@ -142,7 +143,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
 
 def loaded(folder: Path, rank: int) -> Snapshot:
     tier = DiskTier(CheckpointStore(folder), run_id="run", rank=rank, world_size=2, layout="dp2")
-    return tier.load(REF, ("model",))
+    return tier.load(REF, named("model"))
 
 
 def test_orders_need_no_torch() -> None:

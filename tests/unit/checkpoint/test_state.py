@@ -30,6 +30,7 @@ from slurm_robust.checkpoint.state import (
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten
 from slurm_robust.model.copies import CheckpointId
+from tests.builders.checkpoints import named
 from tests.torch_features import needs_fsdp2
 
 REF = CheckpointId(generation=1, step=5)
@@ -69,7 +70,7 @@ def trained(model: nn.Module) -> torch.optim.Optimizer:
 def through_a_file(snapshot: Snapshot, folder: Path) -> Snapshot:
     tier = DiskTier(CheckpointStore(folder), run_id="run", rank=0, world_size=1)
     tier.save(REF, snapshot)
-    return tier.load(REF, tuple(snapshot.own))
+    return tier.load(REF, named(*snapshot.own))
 
 
 @pytest.mark.slow  # imports of torch

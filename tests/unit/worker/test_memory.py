@@ -32,6 +32,7 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.image import Buffer, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.model.copies import SHARED, CheckpointId, transfer_s
 from slurm_robust.model.progress import FINISHED, RESERVE, UPDATE
@@ -516,9 +517,39 @@ def test_what_does_not_fit_is_told_and_stays(
     error(
         "holds the entries model, optimizer, the script names model", EntryMismatch, {"model": Model().module}
     )
-    error("entry 'model' does not take the state", EntryMismatch, Model(width=32).entries)
+    error("entry 'model' does not fit.*'0.weight' has shape", EntryMismatch, Model(width=32).entries)
     launch(2, restore=token(9), tier="memory")
     error("step-00000009 is not in", MissingCheckpoint)
+
+
+@pytest.mark.parametrize("tier", ["memory", "storage"])
+def test_an_optimizer_is_left_out_if_its_owner_asks_for_that(
+    node: Node, launch: Launcher, tier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch(1)
+    node.records[0].request_checkpoint(5)
+    before = Model()
+    before.train(6)
+    launch(2, restore=token(5), tier=tier, discard_optimizer=True)
+    now = Model()
+    now.optimizer = torch.optim.SGD(now.module.parameters(), lr=0.1)
+    now.entries["optimizer"] = now.optimizer
+    assert sr.Checkpointer(now.entries).restore() == 6
+    assert all(map(torch.equal, now.module.state_dict().values(), before.module.state_dict().values()))
+    assert not now.optimizer.state
+    assert "left out (--discard-optimizer)" in caplog.text
+
+
+def test_a_checkpoint_knows_the_release_that_wrote_it(node: Node, launch: Launcher) -> None:
+    launch(1, release="3f2a91c04b7d")
+    node.records[0].request_checkpoint(5)
+    Model().train(6)
+    image = open_image(parts(node, 5))
+    sidecar = read_sidecar(node.store.part_path(CheckpointId(generation=1, step=5), 0, 1))
+    assert image.header.release == sidecar.header.release == "3f2a91c04b7d"
+    image.close()
+    launch(2, restore=token(5), tier="memory", release="0000000000ff")
+    assert sr.Checkpointer(Model().entries).restore() == 6
 
 
 def test_what_the_shared_part_says_is_not_waited_for_in_vain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
@@ -27,9 +28,16 @@ class Node:
         self.records: dict[int, StepRecord] = {}
 
     def environ(
-        self, generation: int, rank: int = 0, *, restore: str = "", tier: str = "storage", layout: str = "tp1"
+        self,
+        generation: int,
+        rank: int = 0,
+        *,
+        restore: str = "",
+        tier: str = "storage",
+        layout: str = "tp1",
+        **more: Any,
     ) -> dict[str, str]:
-        """The variables of a worker, whose record is made anew."""
+        """The variables of a worker, whose record is made anew; ``more``: of its environment."""
         self.records[rank], environment = worker(
             self.folder,
             generation,
@@ -40,6 +48,7 @@ class Node:
             layout=layout,
             copies=str(self.copies.path),
             restore_tier=Tier(tier),
+            **more,
         )
         return {
             **environment.to_env(),
