@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from slurm_robust.analysis.logs import blames_peer
+from slurm_robust.evidence import updates
 from slurm_robust.evidence.incidents import IncidentReport, IncidentStatus, incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
@@ -18,7 +19,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
 from slurm_robust.policy.quick_test import format_quick
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import clean_log, count, one_line
+from slurm_robust.util.text import clean_log, count, date_and_time, one_line
 
 MAX_LINES = 20
 """Last lines of the first failed worker that are shown."""
@@ -33,7 +34,7 @@ RUNGS = {  # of the recovery ladder, by the evidence that each decides from
     4: "stacks",
     5: "tests",
     6: "the end of the workers alone",
-    7: "what was tried before",
+    7: "the change of its release",
     8: "a replay of the training",
 }
 
@@ -133,11 +134,21 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
     return [
         ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
         ("blamed", blamed(report) + sure),
+        *([("release", updates.candidate_text(report.update, report.t))] if report.update else []),
         *([("other faults", one_line(others))] if others else []),
         ("done", done(report) or "nothing yet"),
         ("outcome", outcome(report)),
         ("times", times(report)),
+        *([("next", fix)] if (fix := _way_out(report)) else []),
     ]
+
+
+def _way_out(report: IncidentReport) -> str:
+    """Return how to find and mend what a release that was rolled back changed; "" without a rollback."""
+    back, row = report.rolled_back, report.update
+    if back is None or row is None or row.release != back.release:
+        return ""
+    return updates.way_out(report.job_id, msgspec.structs.replace(row, back_to=back.to))
 
 
 def blamed(report: IncidentReport) -> str:
@@ -255,6 +266,9 @@ def _action(action: inc.Action) -> str:
             return "replay the training in small groups"
         case inc.Diagnose(bitwise=bitwise):
             return "test the nodes" + (", also bitwise" if bitwise else "")
+        case inc.RollBack(release=release, to=to, step=step):
+            where = f"step {step}" if step >= 0 else "the beginning"
+            return f"roll release {release} back to {to}, from {where}"
         case inc.GiveUp(code=code):
             return f"give up (exit code {code})"
     return ""
@@ -347,6 +361,25 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.ControllerStarted():
             taken = f", taken over from {event.taken_from}: {event.reason}" if event.taken_from else ""
             yield "controller", f"started on {event.host}{taken}"
+        case ev.UpdateRequested():
+            deadline = f", at {date_and_time(event.deadline)} at the latest" if event.deadline else ""
+            told = f": {event.message}" if event.message else ""
+            yield (
+                "update",
+                f"{updates.who(event.by)} requests update {event.update} to release {event.release}, "
+                f"{event.when.value}{deadline}{told}",
+            )
+        case ev.UpdateTried():
+            how = "passed" if event.ok else f"failed on {event.node or 'a node'}: {event.text}"
+            yield "update", f"the trial of update {event.update} {how}, {event.took_s:.1f} s"
+        case ev.UpdateApplied():
+            instead = f" instead of {event.before}" if event.before else ""
+            yield "update", f"update {event.update} is applied: release {event.release} runs{instead}"
+        case ev.UpdateEnded():
+            why = f": {event.reason}" if event.reason else ""
+            yield "update", f"update {event.update} is {event.how.value}{why}"
+        case ev.ReleaseJudged():
+            yield "release", f"{event.release} is {'good' if event.good else 'bad'}: {event.reason}"
         case ev.RequeueStarted():
             yield "requeue", event.reason
         case ev.AllocationTaken():

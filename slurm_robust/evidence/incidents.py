@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, NodeExit, Symptom, Verdict, finds_out_more
+from slurm_robust.model.incident import Blame, NodeExit, RollBack, Symptom, Verdict, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
+from slurm_robust.model.updates import UpdateBook, UpdateRow
 from slurm_robust.model.verdicts import leading
 
 BEFORE_S = 60.0
@@ -72,6 +73,9 @@ class IncidentReport(Record):
     others: tuple[Verdict, ...] = ()
     """Verdicts on other faults that came before it was over."""
 
+    update: UpdateRow | None = None
+    """The update whose release ran when it began and was not good yet."""
+
     testing: bool = False
     """The newest decision asks for more evidence."""
 
@@ -114,6 +118,12 @@ class IncidentReport(Record):
         return [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
 
     @property
+    def rolled_back(self) -> RollBack | None:
+        """The last rollback of a release that was decided in it, None without one."""
+        actions = (a for e in self.events if isinstance(e, ev.Decided) and e.carried_out for a in e.actions)
+        return next((a for a in reversed(tuple(actions)) if isinstance(a, RollBack)), None)
+
+    @property
     def tests(self) -> tuple[ev.NodesTested, ...]:
         """Every time that nodes were tested, or replayed training steps."""
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
@@ -153,8 +163,10 @@ class _Past:
         self.reported = True
         self.launched: ev.GenerationLaunched | None = None
         self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered] = []
+        self.updates = UpdateBook()
 
     def add(self, event: ev.AnyEvent) -> None:
+        self.updates.read(event)
         match event:
             case ev.RunStarted():
                 self.job_id, self.nproc_per_node = event.job_id, event.nproc_per_node
@@ -205,6 +217,7 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
         },
         verdict=lead,
         others=others,
+        update=past.updates.candidate,
         testing=bool(decided) and finds_out_more(decided[-1].actions),
         carried_out=all(e.carried_out for e in decided),
         detect_s=opened.detect_s,

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from slurm_robust.evidence.incident_text import actions_text
+from slurm_robust.evidence.updates import who
 from slurm_robust.model import events as ev
-from slurm_robust.model.live_status import FORMAT, LiveCompanion, LiveIncident, LiveStatus
+from slurm_robust.model.live_status import (
+    FORMAT,
+    LiveCompanion,
+    LiveIncident,
+    LiveRelease,
+    LiveStatus,
+    LiveUpdate,
+)
+from slurm_robust.model.release import ReleaseState
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import one_line
 
@@ -36,6 +45,39 @@ def of_state(state: JobState, now: float) -> LiveStatus:
         closed=state.incidents - (state.world.incident is not None),
         left_s=None if state.time_limit_s is None else state.allocated + state.time_limit_s - now,
         code=state.ended.code if state.ended is not None else None,
+        release=release_of(state),
+        update=update_of(state, now),
+        updates=state.updates,
+    )
+
+
+def release_of(state: JobState) -> LiveRelease | None:
+    """Return the release that runs; None for a job without releases."""
+    if not state.release:
+        return None
+    candidate = state.candidate
+    return LiveRelease(
+        name=state.release,
+        state=state.releases.get(state.release, ReleaseState.TAKEN).value,
+        update=candidate.update if candidate is not None else 0,
+        before=candidate.before if candidate is not None else "",
+        first_step=candidate.first_step if candidate is not None else -1,
+    )
+
+
+def update_of(state: JobState, now: float) -> LiveUpdate | None:
+    """Return the update that waits at wall-clock time ``now``; None without one."""
+    update = state.update
+    if update is None:
+        return None
+    return LiveUpdate(
+        number=update.update,
+        release=update.release,
+        when=update.when.value,
+        by=who(update.by),
+        message=one_line(update.message, MAX_TEXT),
+        tried=state.tried is not None,
+        left_s=None if update.deadline is None else update.deadline - now,
     )
 
 

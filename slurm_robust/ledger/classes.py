@@ -36,7 +36,10 @@ class TimeClass(str, Enum):
     """Steps that are done for the first time, at the job's own baseline."""
 
     RECOMPUTING = "recomputing"
-    """Steps that are done again, and the part of a step that a fault cut off."""
+    """Steps that are done again, and the part of a step that a fault cut off. When a release is rolled back,
+    the release before does its steps again, as after a generation that ended in NaN: that time is lost. So
+    each step counts once, as productive when it was first done.
+    """
 
     DETECTING = "detecting"
     """From a fault until it was seen."""
@@ -57,7 +60,10 @@ class TimeClass(str, Enum):
     """What steps that are done for the first time take beyond the job's own baseline."""
 
     UPDATING = "updating"
-    """A phase ``update`` that the script announces."""
+    """From the stop of the ranks for an update of the code to the first step of the new release, with its
+    start phases and its restore; also a phase ``update`` that the script announces. An update that a recovery
+    takes along costs nothing of its own: that time is the incident's.
+    """
 
     EVALUATING = "evaluating"
     """A phase ``evaluation`` that the script, or its framework, announces."""

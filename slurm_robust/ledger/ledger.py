@@ -159,6 +159,8 @@ class _Sweep:
         self._baseline = Baseline()
         self._kind: Kind = (TimeClass.STARTING, "")
         self._trains = False  # the generation has made a step
+        self._stopped_ms: int | None = None  # when the ranks were ordered to stop for an update
+        self._updates = False  # from that order until the first step of the next generation
         self._step: int | None = None  # the newest of this generation
         self._spent: dict[str, float] = {}
         self._best = {True: best, False: _NEVER}
@@ -194,6 +196,11 @@ class _Sweep:
                 if self._open is not None and self._open.incident == event.incident:
                     self._open = None
                     self._set(incident=0)
+            case ev.StopStarted() if event.update and self._open is None:
+                if not self._trains:
+                    self.account.write(at, self._kind)
+                    self._kind = (TimeClass.UPDATING, startup.STOP)
+                self._stopped_ms, self._updates = at, True
             case ev.GenerationEnded():
                 self._generation_ended(event, at)
             case ev.Decided():
@@ -202,7 +209,7 @@ class _Sweep:
                 self._tested(event, at)
             case ev.RequeueStarted() | ev.RunEnded():
                 self.account.write(at, (TimeClass.IDLE, "") if self._trains else self._kind)
-                self._trains = False
+                self._trains = self._updates = False
                 self._kind = (TimeClass.REQUEUE_DELAY, "")
                 if isinstance(event, ev.RequeueStarted) or not event.final:
                     self._set(nodes=0, gpus=0)
@@ -246,7 +253,7 @@ class _Sweep:
             account.write(at, waits)
         self._set(nodes=len(event.nodes), gpus=event.gpus)
         self._kind = (TimeClass.STARTING, startup.AGENT)
-        self._trains, self.over = False, False
+        self._trains, self._updates, self.over = False, False, False
 
     def _end_run_without_record(self, run: int, submitted: float | None) -> None:
         """End a run that died with its controller when Slurm says so, or when it was queued again."""
@@ -274,8 +281,9 @@ class _Sweep:
     def _begin_generation(self, number: int, step: int | None) -> None:
         """Begin a generation. ``step``: it goes on from there, -1 for a fresh start, None if unknown."""
         self._set(generation=number)
-        self._kind = (TimeClass.STARTING, startup.LAUNCH)
+        self._kind = self._start_kind(startup.LAUNCH)
         self._trains, self._step, self._spent, self.over = False, step, {}, False
+        self._stopped_ms = None
 
     def _step_done(self, event: ev.ProgressMade | ev.FirstStep, at: int) -> None:
         account = self.account
@@ -285,6 +293,8 @@ class _Sweep:
             # Late news of a generation that is over: its time is accounted for.
             self._best[event.reported] = max(self._best[event.reported], event.step)
             return
+        if self._stopped_ms is not None:
+            at = min(at, self._stopped_ms)  # the ranks of the release before make no step after that
         if at < account.at_ms:
             return
         if self._open is not None and self._opened_ms <= at:
@@ -306,15 +316,15 @@ class _Sweep:
         # Phases are measured by node, so the slowest of each add up to more than the start took.
         for phase, seconds in phases[:-1]:
             passed += seconds
-            self.account.write(begin + round(length * passed / total), _start_kind(phase))
+            self.account.write(begin + round(length * passed / total), self._start_kind(phase))
         # Several short steps may have passed before the first one was seen.
         steps = 1 if self._step is None else max(1, event.step - self._step)
         again = min(steps, max(0, self._best[event.reported] - (event.step - steps)))
         steps_ms = min(at - self.account.at_ms, round(steps * self._pace_ms()))
-        self.account.write(at - steps_ms, _start_kind(phases[-1][0]))
+        self.account.write(at - steps_ms, self._start_kind(phases[-1][0]))
         self.account.write(at - round(steps_ms * (steps - again) / steps), _AGAIN)
         self.account.write(at, PRODUCTIVE)
-        self._trains = True
+        self._trains, self._updates = True, False
         self._generations += 1
         self._numbered = self._numbered and event.reported
         self._repeated += again
@@ -368,6 +378,10 @@ class _Sweep:
             if self._trains:
                 fault = self._opened_ms - round(opened.detect_s * 1000)
                 self._stop_training(min(fault, at), min(self._opened_ms, at))
+        elif self._updates:
+            self._kind = (TimeClass.UPDATING, startup.STOP)
+            if self._trains and self._stopped_ms is not None:
+                self.account.train(min(self._stopped_ms, at), ())
         elif self._trains and event.pending:
             self._die_unseen(at)
         self._trains = False
@@ -395,6 +409,12 @@ class _Sweep:
         account.write(seen, (TimeClass.DETECTING, ""))
         self._trains = False
 
+    def _start_kind(self, phase: str) -> Kind:
+        """Return what a start phase of the generation counts as."""
+        if self._updates:
+            return TimeClass.UPDATING, phase
+        return (TimeClass.RESTORING if phase == startup.RESTORE else TimeClass.STARTING), phase
+
     def _pace_ms(self) -> float:
         """Return what a step takes: of this generation, else of one before; 0 if nothing is known."""
         if self._generation_pace[0] != self.account.situation.generation:
@@ -406,7 +426,7 @@ class _Sweep:
     # -- incidents ------------------------------------------------------------------------------------
 
     def _opened(self, event: ev.IncidentOpened, at: int) -> None:
-        self._open, self._opened_ms = event, at
+        self._open, self._opened_ms, self._updates = event, at, False
         if self._trains:
             return  # it may make more steps; what was lost shows when the generation ends
         self.account.write(at - round(event.detect_s * 1000), self._kind)
@@ -439,10 +459,6 @@ class _Sweep:
         changed = structs.replace(self.account.situation, **changes)
         if changed != self.account.situation:
             self.account.situation = changed
-
-
-def _start_kind(phase: str) -> Kind:
-    return (TimeClass.RESTORING if phase == startup.RESTORE else TimeClass.STARTING), phase
 
 
 def _first(*values: float | None) -> float | None:

@@ -10,7 +10,8 @@ from msgspec import structs
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom, Verdict
-from slurm_robust.model.totals import MAX_MARKS, IncidentMark, JobTotals
+from slurm_robust.model.totals import MAX_MARKS, IncidentMark, JobTotals, UpdateMark
+from slurm_robust.model.updates import UpdateBook, UpdateResult
 from slurm_robust.model.verdicts import is_of_another
 
 
@@ -22,6 +23,7 @@ class Tally:
         self._incidents: Counter[Symptom] = Counter()
         self._actions: Counter[str] = Counter()
         self._takeovers = 0
+        self._updates = UpdateBook()
         self._marks: deque[IncidentMark] = deque(maxlen=MAX_MARKS)
         self._verdict_of = 0  # the incident of the verdict below
         self._verdict: Verdict | None = None  # on the fault that began it
@@ -30,6 +32,7 @@ class Tally:
         """Count what is new."""
         for event in events:
             self._counts[type(event)] += 1
+            self._updates.read(event)
             match event:
                 case ev.ControllerStarted():
                     self._takeovers += bool(event.taken_from)
@@ -63,7 +66,17 @@ class Tally:
             requeues=self._counts[ev.RequeueStarted],
             takeovers=self._takeovers,
             marks=tuple(self._marks),
+            updates=self._by_result(),
+            update_marks=tuple(
+                UpdateMark(number=row.number, release=row.release, applied=row.applied)
+                for row in self._updates.rows
+                if row.applied is not None
+            )[-MAX_MARKS:],
         )
+
+    def _by_result(self) -> dict[str, int]:
+        found = Counter(row.result for row in self._updates.rows)
+        return {result.value: found[result] for result in UpdateResult if found}
 
     def _change(self, number: int, **changes: object) -> None:
         for place, mark in enumerate(self._marks):

@@ -142,6 +142,36 @@ class LiveIncident(Record):
     """False in observe mode."""
 
 
+class LiveRelease(Record):
+    """The release that runs."""
+
+    name: str
+    state: str
+    """``candidate``, ``good`` …"""
+    update: int = 0
+    """The update that brought a candidate, 0 for none."""
+    before: str = ""
+    """The good release before a candidate."""
+    first_step: int = -1
+    """The first step that a candidate completed, -1 before it."""
+
+
+class LiveUpdate(Record):
+    """The update that waits to be applied."""
+
+    number: int
+    release: str
+    when: str
+    """``now`` or ``lazy``."""
+    by: str
+    """Who asked for it, and where."""
+    message: str = ""
+    tried: bool = False
+    """Its trial is over."""
+    left_s: float | None = None
+    """Until a lazy one is applied at the latest."""
+
+
 class LiveStatus(Record, kw_only=True):
     """A job as its controller sees it at ``t``."""
 
@@ -197,6 +227,11 @@ class LiveStatus(Record, kw_only=True):
     closed: int = 0
     """Those of them that are over."""
     incident: LiveIncident | None = None
+    release: LiveRelease | None = None
+    """None for a job without releases."""
+    update: LiveUpdate | None = None
+    updates: int = 0
+    """How many were requested so far."""
     tiers: tuple[LiveTier, ...] = ()
     """Nearest first; tiers that hold nothing whole are left out."""
     ettr: float | None = None

@@ -24,6 +24,9 @@ class NoticeKind(str, Enum):
     TAKEOVER = "takeover"
     """The controller goes on on another node."""
 
+    UPDATE = "update"
+    """An update of the code was requested, applied, refused or rolled back, or its release is good."""
+
     REQUEUE = "requeue"
     """The job is requeued, or begins its next run."""
 

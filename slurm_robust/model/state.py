@@ -362,7 +362,8 @@ def _end_by(action: GiveUp | Requeue, t: float) -> ev.EndStarted:
 @apply.register
 def _(event: ev.ReleaseTaken, state: JobState) -> JobState:
     name, is_first = event.release.name, not state.releases
-    states = {name: ReleaseState.CANDIDATE if is_first else ReleaseState.TAKEN, **state.releases}
+    taken = ReleaseState.CANDIDATE if is_first else ReleaseState.TAKEN
+    states = state.releases if name in state.releases else {**state.releases, name: taken}
     state = msgspec.structs.replace(state, releases=states, taken={**state.taken, name: event})
     if not is_first:
         return state

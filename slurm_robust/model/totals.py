@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.model.record import Record
 
 MAX_MARKS = 5
-"""Incidents that are shown one by one, the newest."""
+"""Incidents, and updates, that are shown one by one, the newest."""
 
 
 class IncidentMark(Record):
@@ -21,8 +21,17 @@ class IncidentMark(Record):
     """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
 
 
+class UpdateMark(Record):
+    """One update that was applied as a mark on a time line."""
+
+    number: int
+    release: str
+    applied: float
+    """In seconds since 1970."""
+
+
 class JobTotals(Record):
-    """Counts of all its runs and controllers, which only grow while the job lives."""
+    """Counts of all its runs and controllers; but for :attr:`updates` they only grow while the job lives."""
 
     classes: dict[str, float]
     """Seconds of each class of the ledger, as of the newest ETTR; none before the first. What is known later
@@ -40,3 +49,7 @@ class JobTotals(Record):
     """Controllers that took the place of one on another node."""
     marks: tuple[IncidentMark, ...]
     """The newest incidents, oldest first."""
+    updates: dict[str, int] = {}
+    """By what became of them so far; none for a job without."""
+    update_marks: tuple[UpdateMark, ...] = ()
+    """The newest updates that were applied, oldest first."""

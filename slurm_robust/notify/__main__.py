@@ -154,8 +154,8 @@ class Teller:
 
     def _look(self) -> None:
         for followed in self._follower.read():
-            if followed.state is not None:
-                self._narrator.restate(followed.state)
+            if followed.before is not None:
+                self._narrator.restate(followed.before)
             notices = self._narrator.tell(followed.event)
             self._courier.take(notices, time.time(), old=followed.offset <= self._old)
             self._offset = max(self._offset, followed.offset)

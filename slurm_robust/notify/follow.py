@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.journal import JournalDamaged, fold, parse
-from slurm_robust.model.state import JobState
+from slurm_robust.model.journal import JournalDamaged, parse
 
 
 class Followed(NamedTuple):
@@ -20,8 +19,8 @@ class Followed(NamedTuple):
     event: ev.AnyEvent
     offset: int
     """The end of its line, in bytes."""
-    state: JobState | None = None
-    """If events before it do not count any more: the state before it."""
+    before: Sequence[ev.AnyEvent] | None = None
+    """If events before it do not count any more: those that do."""
 
 
 class JournalFollower:
@@ -58,21 +57,21 @@ class JournalFollower:
         except msgspec.DecodeError:
             self.unreadable += 1
             return
-        state = None
+        before = None
         if isinstance(event, ev.ControllerStarted) and event.epoch > self._newest:
             self._newest = event.epoch
             if 0 <= event.known < self._count:
-                state = self._state_before(event)
+                before = self._events_before(event)
         if not 0 < event.epoch < self._newest:
             self._count += 1
-            yield Followed(event, self._offset, state)
+            yield Followed(event, self._offset, before)
 
-    def _state_before(self, event: ev.ControllerStarted) -> JobState | None:
-        """Return the state by what counts since another controller took over."""
+    def _events_before(self, event: ev.ControllerStarted) -> Sequence[ev.AnyEvent] | None:
+        """Return what counts since another controller took over."""
         try:
             with self._path.open("rb") as file:
                 events = parse(file.read(self._offset))[0]
         except JournalDamaged:
             return None
         self._count = len(events) - 1
-        return fold(events[:-1]) if events and events[-1] == event else None
+        return events[:-1] if events and events[-1] == event else None

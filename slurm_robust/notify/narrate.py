@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from slurm_robust.evidence import updates
 from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, GiveUp, Requeue, finds_out_more
 from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.updates import UpdateBook, UpdateResult, UpdateRow
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, duration, one_line
 
 _BY_ORDER = (ExitCode.TERMINATED, ExitCode.INTERRUPTED)
 """Ends that Slurm or the owner wanted."""
+
+_OF_UPDATES = (ev.UpdateRequested, ev.UpdateApplied, ev.UpdateEnded, ev.ReleaseJudged, ev.Decided)
+_SEVERITIES = {
+    UpdateResult.REFUSED: Severity.WARNING,
+    UpdateResult.ROLLED_BACK: Severity.WARNING,
+    UpdateResult.BAD: Severity.WARNING,
+}
 
 
 class Narrator:
@@ -30,10 +39,11 @@ class Narrator:
         self._changes = 0  # of their number
         self._decisions: Counter[int] = Counter()
         self._gave_up = False  # it was told in this run
+        self._updates = UpdateBook()
 
     def tell(self, event: ev.AnyEvent) -> tuple[Notice, ...]:
         """Return the notices of the next event."""
-        told = tuple(self._tell(event))
+        told = (*self._tell(event), *self._update(event))
         self._state = apply(event, self._state)
         return (*told, *self._standbys(event))
 
@@ -42,9 +52,12 @@ class Narrator:
         """The journal has the end of the newest run, or its requeue."""
         return self._state.ended is not None or self._state.requeueing is not None
 
-    def restate(self, state: JobState) -> None:
-        """Go on from another state: events before do not count, since another controller took over."""
-        self._state = state
+    def restate(self, before: Iterable[ev.AnyEvent]) -> None:
+        """Go on from the events ``before``: others do not count, since another controller took over."""
+        self._state, self._updates = JobState(), UpdateBook()
+        for event in before:
+            self._state = apply(event, self._state)
+            self._updates.read(event)
 
     def _tell(self, event: ev.AnyEvent) -> Iterator[Notice]:
         match event:
@@ -127,6 +140,32 @@ class Narrator:
                     Severity.INFO if wanted else Severity.CRITICAL,
                 )
 
+    def _update(self, event: ev.AnyEvent) -> Iterator[Notice]:
+        """Yield a notice if an update gets further."""
+        before = {row.number: row for row in self._updates.rows} if isinstance(event, _OF_UPDATES) else {}
+        self._updates.read(event)
+        for row in self._updates.rows if isinstance(event, _OF_UPDATES) else ():
+            known = before.get(row.number)
+            if known is None:
+                severity = Severity.INFO
+                text = f"{_subject(row)} is requested by {updates.who(row.by)}"
+                text += f": {row.message}" if row.message else ""
+                text += f" ({changed})" if (changed := updates.changes(row)) else ""
+            elif row.result is not known.result:
+                text, severity = _became(row), _SEVERITIES.get(row.result, Severity.INFO)
+            else:
+                continue
+            bad = row.result in (UpdateResult.ROLLED_BACK, UpdateResult.BAD)
+            command = f"srobust diff {self._name} {row.back_to or row.before} {row.release}"
+            yield self._notice(
+                event,
+                f"update/{row.number}/{row.release}/{row.result.value if known is not None else 'requested'}",
+                NoticeKind.UPDATE,
+                text,
+                severity,
+                command=command if bad else f"srobust releases {self._name}",
+            )
+
     def _standbys(self, event: ev.AnyEvent) -> Iterator[Notice]:
         """Yield a notice if their number has changed and is, or was, less than the job asked for."""
         state = self._state
@@ -176,6 +215,20 @@ class Narrator:
             command=one_line(command or more, None),
             incident=incident,
         )
+
+
+def _subject(row: UpdateRow) -> str:
+    return f"{'rollback' if row.rollback else 'update'} {row.number} to release {row.release}"
+
+
+def _became(row: UpdateRow) -> str:
+    match row.result:
+        case UpdateResult.CANDIDATE:
+            taken = f", with the recovery of incident {row.recovery}" if row.recovery else ""
+            return f"{_subject(row)} is applied after step {row.step}{taken}"
+        case UpdateResult.GOOD if row.judged == row.applied:
+            return f"{_subject(row)} is applied after step {row.step}: {row.why}"
+    return f"{_subject(row)} is {updates.result(row)}"
 
 
 def supervisor_ended(name: str, run: int, code: int, t: float) -> Notice:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -25,10 +26,12 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import TrainingDirectory
+from slurm_robust.model.updates import UpdateRow
 from slurm_robust.report.hookseen import seen_of, told
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import INCIDENT_STYLES, incident_table
 from slurm_robust.report.together import all_incidents
+from slurm_robust.report.updates import update_table
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import STYLES, Bar, facts_table, indented, section, show
 from slurm_robust.trainings.find import find, load_events, named, newest_job
@@ -55,6 +58,8 @@ class IncidentListing(Record):
     incidents: tuple[IncidentRow, ...]
     left_out: int = 0
     """Older incidents."""
+    updates: tuple[UpdateRow, ...] = ()
+    """Updates of the code, since the oldest of these incidents if older ones are left out."""
     training: str = ""
     """The training whose incidents these are; then ``job`` is its newest job. "" for those of one job."""
 
@@ -86,11 +91,13 @@ def listing_of_training(training: TrainingDirectory, last: int | None, slurm: Sl
     every.append((newest.chapter.job, job))
     rows = all_incidents([(name, tuple(map(incident_row, one.incidents))) for name, one in every])
     shown = rows if last is None else rows[-last:]
+    updates = tuple(replace(row, job=name) for name, one in every for row in one.updates)
     return IncidentListing(
         job_id=newest.chapter.job_id,
         job=state,
         incidents=shown,
         left_out=len(rows) - len(shown),
+        updates=_beside(updates, shown, len(rows)),
         training=training.name,
     )
 
@@ -112,12 +119,21 @@ def _load(directory: JobDirectory, slurm: SlurmClient) -> tuple[JobView, str]:
 def listing(job: JobView, state: str, last: int | None) -> IncidentListing:
     """Return the newest ``last`` incidents of a job, or all of them; ``state``: its state."""
     chosen = job.incidents[-last:] if last is not None else job.incidents
+    rows = tuple(map(incident_row, chosen))
     return IncidentListing(
         job_id=job.state.job_id,
         job=state,
-        incidents=tuple(map(incident_row, chosen)),
+        incidents=rows,
         left_out=len(job.incidents) - len(chosen),
+        updates=_beside(job.updates, rows, len(job.incidents)),
     )
+
+
+def _beside(updates: tuple[UpdateRow, ...], shown: Sequence[IncidentRow], many: int) -> tuple[UpdateRow, ...]:
+    """Return the updates since the oldest of ``shown``; all of them if all ``many`` incidents are."""
+    if len(shown) == many or not shown:
+        return updates
+    return tuple(row for row in updates if row.t >= shown[0].t)
 
 
 def render_list(found: IncidentListing) -> RenderableType:
@@ -126,11 +142,13 @@ def render_list(found: IncidentListing) -> RenderableType:
     if found.training:
         state = f"newest job {found.job_id}: {one_line(found.job)}"
         title = Text(f"training {one_line(found.training)} ({state}): ", style="bold")
+    updates = section("Updates", update_table(found.updates)) if found.updates else ()
     if not found.incidents:
-        return title.append("no incident", style="")
+        title.append("no incident", style="")
+        return Group(title, *updates) if updates else title
     left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
     title.append(f"{count(len(found.incidents), 'incident')}{left_out}")
-    return Group(title, incident_table(found.job_id, found.incidents))
+    return Group(title, incident_table(found.job_id, found.incidents), *updates)
 
 
 # -- one incident ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.evidence import incident_text
 from slurm_robust.evidence.incident_text import IncidentRow, ResultRow, TimelineEntry
+from slurm_robust.evidence.updates import result, title
 from slurm_robust.ledger.accounting import AccountedRun
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger, times_of
@@ -13,6 +14,7 @@ from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
+from slurm_robust.model.updates import UpdateResult, UpdateRow, update_rows
 from slurm_robust.report.chapters import chapter_row
 from slurm_robust.report.curves import EttrCurve, TrainingCurves, ettr_points, progress
 from slurm_robust.report.job_view import JobView
@@ -72,6 +74,10 @@ class Generation(Record):
     ended: float | None
     incident: int
     """Number of the incident in which it was launched, 0 for none."""
+    update: int
+    """Number of the update for which it was, 0 for none."""
+    release: str
+    """What its ranks ran, "" for a job without releases."""
     slots: int
     restored: str
     """The checkpoint with which it began, "" for a fresh start."""
@@ -152,6 +158,8 @@ class JobReport(Record):
     """Its name, "" for a job without one."""
     chapters: tuple[ChapterRow, ...] = ()
     """The jobs of the training in their order, or this one."""
+    updates: tuple[UpdateRow, ...] = ()
+    """Updates of the code, beside the incidents; times by the same clock."""
     seen: tuple[NodeSeen, ...] = ()
     """What prolog and epilog told of nodes around the job's runs, if that is more than nothing."""
 
@@ -206,6 +214,7 @@ def job_report(
         )
     if books.repeated is None:
         notes.append("the script does not number its steps, so steps that were done again count as new ones")
+    updates = update_rows(few, when)
     noted = [event for event in few if isinstance(event, ev.Noted)]
     return JobReport(
         job_id=books.job_id,
@@ -231,10 +240,13 @@ def job_report(
         ledger=summary,
         ettr=ettr_points(books),
         progress=progress(events, times),
-        marks=tuple(sorted((*_marks(few, when), *_updates(books)), key=lambda mark: mark.t)),
+        marks=tuple(
+            sorted((*_marks(few, when), *_update_marks(updates), *_announced(books)), key=lambda mark: mark.t)
+        ),
         generations=tuple(_generations(job, at)),
         incidents=tuple(_entries(job, at, end, summary, evidence)),
         nodes=node_lines(few, when, end, summary.incidents, summary.by_node),
+        updates=updates,
         training=started.training if started is not None else "",
         chapters=(
             chapter_row(
@@ -284,11 +296,20 @@ def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[Ch
                 yield ChartMark(t=t, kind=TAKEOVER, text=text)
 
 
-def _updates(books: Ledger) -> Iterator[ChartMark]:
+def _update_marks(rows: Iterable[UpdateRow]) -> Iterator[ChartMark]:
+    """Yield where the job got another release, and where it went back."""
+    for row in rows:
+        if row.applied is not None:
+            yield ChartMark(t=row.applied, kind=UPDATE, text=title(row))
+        if row.result is UpdateResult.ROLLED_BACK and row.judged is not None:
+            yield ChartMark(t=row.judged, kind=UPDATE, text=f"update {row.number} is {result(row)}")
+
+
+def _announced(books: Ledger) -> Iterator[ChartMark]:
     """Yield where the script announced that it changes its own code or settings."""
     last_ms = -1
     for span in books.spans:
-        took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING)
+        took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING and not part.detail)
         if took and span.begin_ms != last_ms:
             t = books.begin + span.begin_ms / 1000
             yield ChartMark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
@@ -297,6 +318,7 @@ def _updates(books: Ledger) -> Iterator[ChartMark]:
 
 
 def _generations(job: JobView, at: Mapping[int, float]) -> Iterator[Generation]:
+    updates = {row.generation: row.number for row in job.updates}
     for number, launch in job.launches.items():
         incident, ended = job.incident_of.get(number), launch.ended
         yield Generation(
@@ -306,6 +328,8 @@ def _generations(job: JobView, at: Mapping[int, float]) -> Iterator[Generation]:
             first_step=at[id(launch.first)] if launch.first is not None else None,
             ended=at[id(ended)] if isinstance(ended, ev.GenerationEnded) else None,
             incident=incident.number if incident is not None else 0,
+            update=updates.get(number, 0),
+            release=one_line(launch.launched.release),
             slots=len(launch.launched.slots),
             restored=launch.restored,
             took_s=launch.took_s,

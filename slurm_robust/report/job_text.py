@@ -10,6 +10,7 @@ from enum import Enum
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from slurm_robust.evidence.updates import results
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.report.chapters import chapters_table
@@ -17,6 +18,7 @@ from slurm_robust.report.hookseen import told
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.status import incident_table
+from slurm_robust.report.updates import update_table
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, plain_table, section
 from slurm_robust.trainings.jobs import ChapterRow
 from slurm_robust.util.hostlist import InvalidHostlist, expand
@@ -30,6 +32,7 @@ class CsvTable(str, Enum):
     """The tables that ``--csv`` prints."""
 
     INCIDENTS = "incidents"
+    UPDATES = "updates"
     CLASSES = "classes"
     NODES = "nodes"
     STEPS = "steps"
@@ -47,6 +50,7 @@ def headline(report: JobReport) -> list[tuple[str, str]]:
         ("last hour", f"{found.ettr_window:.2%}"),
         ("steps", steps),
         ("incidents", str(len(found.incidents))),
+        *([("updates", results(report.updates))] if report.updates else []),
         ("MTTF", duration(found.mttf_s) if found.mttf_s is not None else "no incident yet"),
         ("MTTR", duration(found.mttr_s) if found.mttr_s is not None else "no incident is over"),
         ("lost", lost_text(found.lost)),
@@ -100,6 +104,10 @@ def render(report: JobReport) -> RenderableType:
         shown = report.incidents[-MAX_INCIDENTS:]
         title = "Incidents" + (f", the last {len(shown)}" if len(shown) < len(report.incidents) else "")
         parts += section(title, incident_table(report.job_id, [entry.row for entry in shown]))
+    if report.updates:
+        newest = report.updates[-MAX_INCIDENTS:]
+        title = "Updates" + (f", the last {len(newest)}" if len(newest) < len(report.updates) else "")
+        parts += section(title, update_table(newest))
     blamed = [line for line in report.nodes if line.incidents or line.evicted]
     if blamed:
         parts += section("Nodes that were blamed or evicted", _nodes(blamed, report))
@@ -184,6 +192,32 @@ def _csv_incidents(report: JobReport) -> Rows:
         )
 
 
+def _csv_updates(report: JobReport) -> Rows:
+    yield (
+        *(
+            "update",
+            "t",
+            "release",
+            "before",
+            "when",
+            "rollback",
+            "user",
+            "uid",
+            "host",
+            "message",
+            "changes",
+        ),
+        *("result", "why", "trial_s", "applied", "step", "recovery", "stopped_s", "judged", "incident"),
+    )
+    for row in report.updates:
+        yield (
+            *(row.name, row.t, row.release, row.before, row.when.value, row.rollback),
+            *(row.by.user, row.by.uid, row.by.host, row.message, "; ".join(row.changes), row.result.value),
+            *(row.why, row.trial_s, row.applied, row.step if row.step >= 0 else None, row.recovery or None),
+            *(row.stopped_s, row.judged, row.incident or None),
+        )
+
+
 def _csv_classes(report: JobReport) -> Rows:
     yield "class", "seconds", "share", "google", "meta", "byterobust"
     for one, ms in report.ledger.classes.items():
@@ -221,6 +255,7 @@ def _csv_chapters(report: JobReport) -> Rows:
 
 _CSV: dict[CsvTable, Callable[[JobReport], Rows]] = {
     CsvTable.INCIDENTS: _csv_incidents,
+    CsvTable.UPDATES: _csv_updates,
     CsvTable.CLASSES: _csv_classes,
     CsvTable.NODES: _csv_nodes,
     CsvTable.STEPS: _csv_steps,

@@ -12,6 +12,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import PhaseTimes
 from slurm_robust.model.state import JobState
+from slurm_robust.model.updates import UpdateRow, update_rows
 from slurm_robust.trainings.phase import phase_of
 
 
@@ -78,6 +79,11 @@ class JobView(Record, dict=True):
     def incidents(self) -> list[IncidentReport]:
         """A report on each incident, in order."""
         return incident_reports(self.events, is_over=self.is_over, later=self.later)
+
+    @cached_property
+    def updates(self) -> tuple[UpdateRow, ...]:
+        """All updates of its code, in order."""
+        return update_rows(self.events)
 
     @cached_property
     def launches(self) -> dict[int, LaunchView]:

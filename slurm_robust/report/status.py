@@ -17,19 +17,22 @@ from rich.text import Text
 
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
 from slurm_robust.evidence.incidents import IncidentStatus
+from slurm_robust.evidence.live_status import release_of, update_of
+from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
-from slurm_robust.model.live_status import OLD_S, NotALiveStatus, read
+from slurm_robust.model.live_status import OLD_S, LiveRelease, LiveUpdate, NotALiveStatus, read
 from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
+from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.job_view import JobView
@@ -165,6 +168,12 @@ class Status(Record):
     """What snapshots took when that was last changed, None if it never was."""
     rising: bool = False
     """The local stride may not have risen to where it has to be yet."""
+    release: LiveRelease | None = None
+    """The one that the newest generation runs, None for a job without releases."""
+    update: LiveUpdate | None = None
+    """The update that waits to be applied."""
+    updates: tuple[UpdateRow, ...] = ()
+    """All that were requested."""
     start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
@@ -208,6 +217,9 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         snapshots=next((e.snapshots for e in strides if e.snapshots is not None), None),
         training=state.training,
         chapter=state.continued.chapter if state.continued is not None else int(bool(state.training)),
+        release=release_of(state),
+        update=None if is_left and phase != REQUEUED else update_of(state, now),
+        updates=job.updates,
         start=start_of(job) if newest else None,
     )
 
@@ -448,6 +460,8 @@ def render(status: Status) -> RenderableType:
         ("controller", controller),
         ("step", step),
         ("launched", f"{launched}, run {status.run} of the Slurm job"),
+        ("release", release_text(status.release) if status.release is not None else ""),
+        ("update", waiting_text(status.update) if status.update is not None else ""),
         ("snapshots", snapshots),
         ("restored", status.restored),
         ("stored", stored),

@@ -98,6 +98,7 @@ def together(
         marks=tuple(sorted(marks, key=lambda mark: mark.t)),
         generations=tuple(made for report in reports for made in report.generations),
         incidents=tuple(entries),
+        updates=tuple(row for report in reports for row in report.updates),
         nodes=node_lines(events, times, end, costs, summary.by_node),
         training=name,
         chapters=tuple(rows),
@@ -128,6 +129,7 @@ def _renumbered(one: ReportedJob, added: int) -> JobReport:
             for made in report.generations
         ),
         marks=tuple(replace(mark, text=f"job {one.job}: {mark.text}") for mark in report.marks),
+        updates=tuple(replace(row, job=one.job) for row in report.updates),
     )
 
 

@@ -20,10 +20,12 @@ from rich.text import Text
 
 from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.evidence.incidents import IncidentReport
+from slurm_robust.evidence.updates import result
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
+from slurm_robust.model.updates import UpdateResult, UpdateRow
 from slurm_robust.report.job_view import JobView, LaunchView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
@@ -134,6 +136,8 @@ def trace_of(job: JobView) -> Trace:
         spans += _generation(launch)
     for report in job.incidents:
         spans += _incident(report)
+    for row in job.updates:
+        spans += _update(row)
     spans += (
         TraceSpan(
             key=f"stored {event.generation} {event.step}",
@@ -253,6 +257,41 @@ def _incident(report: IncidentReport) -> Iterator[TraceSpan]:
         name = f"srobust.recovery.{one_line(stage, MAX_TEXT).replace(' ', '_')}"
         yield TraceSpan(key=f"{key} {stage}", name=name, begin=begin, end=begin + seconds, parent=key)
         begin += seconds
+
+
+def _update(row: UpdateRow) -> Iterator[TraceSpan]:
+    """Yield an update from its request until its release is judged, with what it stopped training for."""
+    end = row.judged or row.over
+    key = f"update {row.number}"
+    if end is None:
+        return
+    attributes: dict[str, Value] = {
+        "srobust.update": row.number,
+        "srobust.release": row.release,
+        "srobust.release_before": row.before,
+        "srobust.result": row.result.value,
+        "srobust.reason": one_line(row.why, MAX_TEXT),
+        "enduser.id": one_line(row.by.user, MAX_TEXT),
+        "srobust.message": one_line(row.message, MAX_TEXT),
+    }
+    failed = row.result in (UpdateResult.REFUSED, UpdateResult.ROLLED_BACK, UpdateResult.BAD)
+    yield TraceSpan(
+        key=key,
+        name="srobust.update",
+        begin=row.t,
+        end=max(row.t, end),
+        parent=APPLICATION,
+        attributes={name: value for name, value in attributes.items() if value != ""},
+        error=result(row) if failed else "",
+    )
+    if row.stopped is not None and row.stopped_s is not None:
+        yield TraceSpan(
+            key=f"{key} stop",
+            name="srobust.update.stop",
+            begin=row.stopped,
+            end=row.stopped + row.stopped_s,
+            parent=key,
+        )
 
 
 def render(shown: Trace | TrainingTraces) -> RenderableType:

@@ -64,6 +64,9 @@ def families(status: LiveStatus) -> Iterator[Family]:
     yield _one(JobMetric.ETTR_HOUR, status.ettr_hour)
     yield _one(JobMetric.INCIDENT_OPEN, status.incident is not None)
     yield _one(JobMetric.INCIDENT_AGE, status.incident.age_s if status.incident is not None else None)
+    release = status.release
+    yield JobMetric.RELEASE, () if release is None else (((release.name, release.state), 1),)
+    yield _one(JobMetric.UPDATE_WAITING, None if release is None else status.update is not None)
     if status.totals is not None:
         yield from _of_the_past(status.totals)
     yield JobMetric.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in status.tiers]
@@ -85,6 +88,9 @@ def _of_the_past(totals: JobTotals) -> Iterator[Family]:
     yield JobMetric.TIME, _by_name(totals.classes)
     yield JobMetric.INCIDENTS, _by_name(totals.incidents)
     yield JobMetric.ACTIONS, _by_name(totals.actions)
+    yield JobMetric.UPDATES, _by_name(totals.updates)
+    marks = totals.update_marks
+    yield JobMetric.UPDATE_APPLIED, [((str(one.number), one.release), one.applied) for one in marks]
     yield _one(JobMetric.LAUNCHES, totals.launches)
     yield _one(JobMetric.EVICTIONS, totals.evictions)
     yield _one(JobMetric.REQUEUES, totals.requeues)

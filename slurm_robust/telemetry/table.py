@@ -98,6 +98,24 @@ class JobMetric:
         "blame",
     )
     ACTIONS: Final = _counter("srobust_job_actions_total", "Actions that answered faults, by kind.", "action")
+    UPDATES: Final = _gauge(
+        "srobust_job_updates", "Updates of the code so far, by what became of them.", "result"
+    )
+    UPDATE_APPLIED: Final = _gauge(
+        "srobust_job_update_applied_timestamp_seconds",
+        "When each of the newest five updates was applied, for annotations.",
+        "update",
+        "release",
+    )
+    UPDATE_WAITING: Final = _gauge(
+        "srobust_job_update_waiting", "1 while an update is tried, or waits to be applied."
+    )
+    RELEASE: Final = _gauge(
+        "srobust_job_release_info",
+        "1 for the release of the code that runs; state: candidate, good, ...; none without releases.",
+        "release",
+        "state",
+    )
     LAUNCHES: Final = _counter(
         "srobust_job_launches_total", "Launches of the workers; each after the first restarts."
     )

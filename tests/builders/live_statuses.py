@@ -10,11 +10,13 @@ from slurm_robust.model.live_status import (
     LiveCompanion,
     LiveIncident,
     LiveNode,
+    LiveRelease,
     LiveStatus,
     LiveTier,
+    LiveUpdate,
     NodeState,
 )
-from slurm_robust.model.totals import IncidentMark, JobTotals
+from slurm_robust.model.totals import IncidentMark, JobTotals, UpdateMark
 
 
 def live_node(slot: int, **changes: object) -> LiveNode:
@@ -125,7 +127,14 @@ def live_incident(nodes: int = 3, **changes: object) -> LiveStatus:
                 IncidentMark(number=1, symptom="worker exit", begun=1.0e9, ended=1.0e9 + 9, blame="node"),
                 IncidentMark(number=2, symptom="hang", begun=1.1e9),
             ),
+            updates={"good": 1, "waiting": 1},
+            update_marks=(UpdateMark(number=1, release="b", applied=1.05e9),),
         ),
+        release=LiveRelease(name="bbbbbbbbbbbb", state="good"),
+        update=LiveUpdate(
+            number=2, release="cccccccccccc", when="lazy", by="alice (uid 1000)", tried=True, left_s=7200.0
+        ),
+        updates=2,
         turn_s=0.012,
         left_s=7200.0,
     )

@@ -19,6 +19,7 @@ from statistics import median
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup  # part of jinja2
 
+from slurm_robust.evidence.updates import cost, result, who
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
 from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.chapters import step_text
@@ -98,13 +99,16 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, loader=loader)
     environment.filters |= {
         "clock": clock,
+        "cost": cost,
         "count": count,
         "date": lambda t: date_and_time(t) if t is not None else "-",
         "duration": duration,
         "files": lambda files: ", ".join(f"{name} ({size:,} B)" for name, size in files.items()),
         "fmt": format,
         "line": one_line,
+        "result": result,
         "step": step_text,
+        "who": who,
     }
     return environment.get_template("page.html.j2")
 

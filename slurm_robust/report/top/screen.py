@@ -14,7 +14,9 @@ from rich.cells import cell_len, set_cell_size
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
+from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState
+from slurm_robust.model.release import ReleaseState
 from slurm_robust.report.top.feed import LiveView
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
@@ -138,6 +140,7 @@ def head(view: LiveView, width: int, trouble: str = "") -> list[Line]:
         answer = ": ".join(filter(None, (moment.incident.actions, moment.incident.reason)))
         lines += _labelled("answer", answer or "nothing is decided yet", width, "doing")
 
+    lines += _release(moment, width)
     tiers = (
         f"{tier.tier.value} {_step(tier.step)}"
         + (f" ({duration(tier.age_s)} ago)" if tier.age_s is not None else "")
@@ -226,6 +229,15 @@ def _wrong(view: LiveView, width: int) -> list[Line]:
     if view.state == "stopped":
         return _labelled("wrong", view.reason or "the job ended", width, "bad")
     return _labelled("wrong", f"nothing{past}", width, "")
+
+
+def _release(moment: LiveStatus, width: int) -> list[Line]:
+    """Return the release of a job that was ever updated, and the update that waits."""
+    if moment.release is None or not moment.updates:
+        return []
+    waits = f"; {waiting_text(moment.update)}" if moment.update is not None else ""
+    is_candidate = moment.release.state == ReleaseState.CANDIDATE.value
+    return _labelled("release", release_text(moment.release) + waits, width, "doing" if is_candidate else "")
 
 
 def _nodes(moment: LiveStatus) -> str:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
 from slurm_robust.ledger.accounting import AccountedRun
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger
 from slurm_robust.ledger.summary import summarise
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, Diagnose, Evict, Requeue, Restart, Symptom
+from slurm_robust.model.incident import Blame, Diagnose, Evict, Requeue, Restart, RollBack, Symptom
+from tests.builders import updates
 from tests.unit.ledger.journals import Journal, at
 
 
@@ -320,6 +325,84 @@ def test_gpu_hours_are_lost_to_the_node_that_is_blamed() -> None:
     assert list(summary.causes) == ["node"]
     assert summary.causes["node"].ms == summary.by_node["n2"].ms == 18_000
     assert summary.by_node["n2"].gpu_hours == 18 * 16 / 3600
+
+
+def updated() -> Journal:
+    """The ranks stop for an update 1 s after a step; the new release makes its first step 9 s later."""
+    journal = started().progress(100, 1, 19)
+    journal.say(ev.StopStarted, 101, generation=1, reason="update 1", update=1)
+    journal.progress(102, 1, 20).ended(103, 1, 20)
+    journal.say(ev.UpdateApplied, 104, update=1, release="b", before="a", step=20)
+    journal.launch(104, 2, 20).first(110, 2, 21).measured(110, 2, imports=2, restore=1, first_step=3)
+    return journal.progress(120, 2, 31)
+
+
+UPDATED = STARTED | {
+    "productive": 10 + 10 + 1 + 1 + 10,
+    "updating: stop": 3,
+    "updating: imports": 2,
+    "updating: restore": 1,
+    "updating: first step": 2,
+}
+
+
+def test_an_update_costs_what_lies_between_the_stop_and_the_first_step_of_its_release() -> None:
+    assert made(updated(), 120) == UPDATED
+
+
+def test_an_update_that_stops_a_start_costs_what_follows_the_stop() -> None:
+    journal = started().ended(91, 1, 9).launch(92, 2, 9)
+    journal.say(ev.StopStarted, 95, generation=2, reason="update 1", update=1).ended(96, 2)
+    journal.launch(97, 3, 9).first(100, 3, 10).measured(100, 3, first_step=1)
+    found = made(journal, 100)
+    assert (found["starting: launch"], found["updating: stop"]) == (3, 2)
+    assert found["updating: first step"] == 2
+
+
+def test_a_fault_in_an_update_ends_what_it_costs() -> None:
+    journal = started().progress(100, 1, 19)
+    journal.say(ev.StopStarted, 100, generation=1, reason="update 1", update=1).ended(101, 1, 19)
+    journal.launch(102, 2, 19).opened(105, 1, 2).ended(106, 2).decided(107, 1, Restart())
+    journal.launch(108, 3, 19).first(112, 3, 20).measured(112, 3, first_step=4).closed(112, 1, 3, 20)
+    found = made(journal, 112)
+    assert {name: s for name, s in found.items() if name.startswith("updating")} == {
+        "updating: stop": 2,
+        "updating: launch": 3,
+    }
+    assert (found["deciding"], found["recovering"], found["starting: first step"]) == (2, 1, 2.3 + 3)
+
+
+def test_an_update_that_the_run_does_not_live_to_see_costs_no_requeue() -> None:
+    journal = started().say(ev.StopStarted, 91, generation=1, reason="update 1", update=1).ended(92, 1, 9)
+    journal.requeue(93, failure=False)
+    journal.controller(100).allocation(101, 1, submitted=94, queued_s=5).launch(103, 2, 9)
+    journal.first(105, 2, 10).measured(105, 2, first_step=1)
+    found = made(journal, 105)
+    assert found["updating: stop"] == 2
+    assert found["starting: first step"] > STARTED["starting: first step"]
+
+
+def test_steps_of_a_release_that_is_rolled_back_are_done_again() -> None:
+    journal = updated().opened(121, 1, 2).ended(122, 2)
+    journal.decided(123, 1, RollBack(release="b", to="a", step=20), blame=Blame.CODE)
+    journal.launch(124, 3, 20).first(126, 3, 21).measured(126, 3, first_step=2).progress(136, 3, 31)
+    journal.closed(137, 1, 3, 32).progress(137, 3, 32)
+    found = made(journal, 137)
+    # Eleven steps again, and the part of a step that the fault cut off; each counts once.
+    assert found["recomputing"] == 11 + 1
+    assert found["productive"] == UPDATED["productive"] + 1
+    assert summarise(ledger(journal.events, at(137)), journal.events).steps == 33
+
+
+@given(st.data())
+def test_each_moment_is_counted_once_whatever_is_left_of_a_journal_with_updates(data: st.DataObject) -> None:
+    kept = data.draw(st.lists(st.sampled_from(updates.whole()), min_size=1, max_size=40))
+    shifts = data.draw(st.lists(st.floats(-50, 50), min_size=len(kept), max_size=len(kept)))
+    events = [structs.replace(event, t=event.t + by) for event, by in zip(kept, shifts, strict=True)]
+    end = max(event.t for event in events) + 60
+    books = ledger(events, end)
+    account(books)
+    assert books.wall_ms == round((end - books.begin) * 1000) or books.ended
 
 
 def test_a_job_without_a_journal_is_empty() -> None:

@@ -6,6 +6,7 @@ from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
 from slurm_robust.model.totals import MAX_MARKS
+from tests.builders import updates
 from tests.unit.report import incident_journal
 
 
@@ -34,6 +35,25 @@ def test_incidents_are_counted_by_symptom_and_marked() -> None:
     assert 0 < mark.ended - mark.begun < 60
     assert found.launches == 2
     assert found.actions == {"restart": 1}
+
+
+def test_updates_are_counted_by_what_became_of_them_and_marked_when_they_were_applied() -> None:
+    found = tally(updates.whole()).totals({})
+    assert {name: number for name, number in found.updates.items() if number} == {
+        "waiting": 1,
+        "good": 1,
+        "rolled back": 1,
+        "refused": 1,
+        "superseded": 1,
+    }
+    assert [(mark.number, mark.release) for mark in found.update_marks] == [
+        (1, updates.BATCH),
+        (3, updates.LAYERS),
+    ]
+
+
+def test_a_job_without_updates_counts_none() -> None:
+    assert tally(incident_journal.whole()).totals({}).updates == {}
 
 
 def test_only_the_newest_incidents_are_marked_and_an_end_ends_the_last() -> None:

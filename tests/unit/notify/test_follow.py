@@ -8,6 +8,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold
 from slurm_robust.notify.follow import JournalFollower
 from tests.unit.notify.test_narrate import CLOSED, OPENED, STARTED, TAKEN
 
@@ -67,11 +68,11 @@ def test_after_a_takeover_the_state_is_that_of_the_new_controller(directory: Job
         "ControllerStarted",
         "IncidentClosed",
     ]
-    (state,) = [one.state for one in found if one.state is not None]
-    assert state.spares == ("n3", "n4")
+    (before,) = [one.before for one in found if one.before is not None]
+    assert fold(before).spares == ("n3", "n4")
     assert found[-1].offset == directory.journal.stat().st_size
 
 
 def test_a_restart_of_the_controller_changes_no_state(directory: JobDirectory) -> None:
     write(directory, STARTED, controller(1), TAKEN, controller(2, known=3))
-    assert [one.state for one in JournalFollower(directory).read()] == [None] * 4
+    assert [one.before for one in JournalFollower(directory).read()] == [None] * 4

@@ -19,10 +19,9 @@ from slurm_robust.model.incident import (
     Restart,
     Signature,
 )
-from slurm_robust.model.journal import fold
 from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
-from tests.builders import incidents
+from tests.builders import incidents, updates
 from tests.builders.events import allocation_taken, run_started
 
 STARTED = run_started(job_id=7, slots=2, spares=2)
@@ -163,6 +162,60 @@ def test_a_run_that_begins_with_too_few_spares() -> None:
     assert [notice.kind for notice in narrator.tell(few)] == [NoticeKind.STANDBY]
 
 
+def of_updates(events: Sequence[ev.AnyEvent]) -> list[Notice]:
+    narrator = Narrator("4711")
+    every = [notice for event in events for notice in narrator.tell(event)]
+    return [notice for notice in every if notice.kind is NoticeKind.UPDATE]
+
+
+def test_each_update_from_its_request_to_its_end() -> None:
+    notices = of_updates(updates.whole())
+    who = "requested by alice (uid 1000) on login1"
+    changes = "train.py: 3 lines added, 1 removed, arguments: --batch 64 instead of --batch 32"
+    assert [(notice.severity.value, notice.text) for notice in notices] == [
+        ("info", f"update 1 to release bbbbbbbbbbbb is {who}: a larger batch ({changes})"),
+        ("info", "update 1 to release bbbbbbbbbbbb is applied after step 200"),
+        ("info", "update 1 to release bbbbbbbbbbbb is good: 100 steps"),
+        ("info", f"update 2 to release eeeeeeeeeeee is {who}: flash attention"),
+        (
+            "warning",
+            "update 2 to release eeeeeeeeeeee is refused: ModuleNotFoundError: No module named 'flash'",
+        ),
+        (
+            "info",
+            f"update 3 to release cccccccccccc is {who}: twelve layers "
+            "(train.py: 1 line changed, model.py: 20 lines added)",
+        ),
+        (
+            "info",
+            "update 3 to release cccccccccccc is applied after step 450, with the recovery of incident 1",
+        ),
+        (
+            "warning",
+            "update 3 to release cccccccccccc is rolled back to bbbbbbbbbbbb: "
+            "release cccccccccccc raised IndexError at train.py:40 before it was good",
+        ),
+        ("info", f"rollback 4 to release aaaaaaaaaaaa is {who}"),
+        ("info", "rollback 4 to release aaaaaaaaaaaa is superseded: by update 5"),
+        ("info", f"update 5 to release dddddddddddd is {who}: a lower rate"),
+    ]
+    assert len({notice.key for notice in notices}) == len(notices)
+
+
+def test_a_rollback_names_the_command_that_shows_what_changed() -> None:
+    (back,) = [n for n in of_updates(updates.whole()) if "rolled back" in n.text]
+    assert back.command == "srobust diff 4711 bbbbbbbbbbbb cccccccccccc"
+
+
+def test_an_update_that_only_an_overtaken_controller_knew_is_told_again() -> None:
+    narrator = Narrator("4711")
+    for event in (*updates.start(), updates.requested(200, 1, updates.BATCH)):
+        narrator.tell(event)
+    narrator.restate(updates.start())
+    (notice,) = narrator.tell(updates.requested(210, 1, updates.LAYERS))
+    assert notice.text.startswith("update 1 to release cccccccccccc is requested")
+
+
 def test_the_same_events_have_the_same_keys() -> None:
     events = (OPENED, decided(Restart()), CLOSED, decided(Requeue(exclude=("n2",), reason="x"), t=40.0))
     assert [n.key for n in told(*events)] == [n.key for n in told(*events)]
@@ -173,7 +226,7 @@ def test_what_an_overtaken_controller_saw_does_not_count() -> None:
     narrator = Narrator("7")
     for event in (STARTED, TAKEN, ev.NodeEvicted(t=6.0, node="n4", reason="x", incident=1)):
         narrator.tell(event)
-    narrator.restate(fold((STARTED, TAKEN)))
+    narrator.restate((STARTED, TAKEN))
     (notice,) = narrator.tell(ev.SpareAnswers(t=7.0, node="n3"))
     assert (notice.severity, notice.nodes) == (Severity.INFO, ("n3", "n4"))
 

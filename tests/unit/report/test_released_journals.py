@@ -53,6 +53,12 @@ def state_facts(state: JobState) -> dict[str, Any]:
         "tested_standbys": {node: test.outcome.value for node, test in state.standby_tests.items()},
         "continued_from": state.continued.from_job if state.continued is not None else 0,
         "code": state.ended.code if state.ended is not None else None,
+        "release": state.release,
+        "releases": {name: one.value for name, one in state.releases.items()},
+        "last_good": state.last_good,
+        "candidate": state.candidate.release if state.candidate is not None else "",
+        "update": state.update.update if state.update is not None else 0,
+        "updates": state.updates,
     }
 
 
@@ -103,9 +109,9 @@ def test_every_line_of_a_released_journal_is_read_with_all_its_fields(folder: Pa
 
 @each_journal
 def test_a_released_journal_folds_into_the_same_facts(folder: Path) -> None:
-    assert state_facts(fold(read(folder / "journal.jsonl"))) == json.loads(
-        (folder / "facts.json").read_text()
-    )
+    known = json.loads((folder / "facts.json").read_text())
+    found = state_facts(fold(read(folder / "journal.jsonl")))
+    assert {name: found[name] for name in known} == known
 
 
 @each_journal

@@ -47,6 +47,10 @@ def test_a_job_in_figures() -> None:
         'srobust_job_node_state{job_id="42",node="bad",state="evicted"} 1',
         'srobust_job_node_state{job_id="42",node="bad",state="training"} 0',
         'srobust_job_incident_end_timestamp_seconds{job_id="42",incident="1",blame="node"} 1000000009',
+        'srobust_job_updates{job_id="42",result="good"} 1',
+        'srobust_job_update_applied_timestamp_seconds{job_id="42",update="1",release="b"} 1050000000',
+        'srobust_job_update_waiting{job_id="42"} 1',
+        'srobust_job_release_info{job_id="42",release="bbbbbbbbbbbb",state="good"} 1',
     ):
         assert line in [re.sub(r"\.0$", "", each) for each in text], line
 
@@ -56,6 +60,12 @@ def test_what_is_not_known_has_no_sample() -> None:
     for name in ("loss", "ettr_ratio", "time_left_seconds", "incident_age_seconds", "incidents_total"):
         assert f"srobust_job_{name}" not in text
     assert 'srobust_job_incident_open{job_id="42"} 0' in text
+
+
+def test_a_job_without_releases_has_no_sample_of_them() -> None:
+    text = page(live_incident(release=None, update=None, updates=0)).decode()
+    assert "srobust_job_release_info{" not in text
+    assert "srobust_job_update_waiting{" not in text
 
 
 def test_a_standby_that_failed_its_rehearsal_counts_as_that() -> None:

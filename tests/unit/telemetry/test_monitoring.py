@@ -93,9 +93,9 @@ def test_a_dashboard_is_whole(name: str) -> None:
         apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         assert apart_x or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
-    (begin, end) = found["annotations"]["list"]
-    assert begin["useValueForTime"]
-    assert end["useValueForTime"]
+    annotations = found["annotations"]["list"]
+    assert [one["name"] for one in annotations][:2] == ["incidents begin", "incidents end"]
+    assert all(one["useValueForTime"] for one in annotations)
 
 
 def test_the_reference_page_is_of_today() -> None:

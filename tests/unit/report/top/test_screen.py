@@ -12,7 +12,15 @@ from rich.cells import cell_len
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
-from slurm_robust.model.live_status import LiveCompanion, LiveIncident, LiveNode, LiveStatus, NodeState
+from slurm_robust.model.live_status import (
+    LiveCompanion,
+    LiveIncident,
+    LiveNode,
+    LiveRelease,
+    LiveStatus,
+    LiveUpdate,
+    NodeState,
+)
 from slurm_robust.report.top.feed import LiveView
 from slurm_robust.report.top.screen import (
     HELP,
@@ -33,6 +41,12 @@ from slurm_robust.report.top.screen import (
 from tests.builders.live_statuses import live_node, live_status
 
 WIDTHS = (80, 132)
+CANDIDATE = LiveRelease(
+    name="bbbbbbbbbbbb", state="candidate", update=1, before="aaaaaaaaaaaa", first_step=201
+)
+WAITS = LiveUpdate(
+    number=2, release="cccccccccccc", when="lazy", by="alice (uid 1000)", tried=True, left_s=7200.0
+)
 PIECES = (
     "\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\x1b", "\x00", "\r", "\t", "\n", "\u202e", "\ud800", "[bold]",
     "[/]", "漢字", "e\u0301", "x" * 1000, "; ", " ",
@@ -211,3 +225,17 @@ def test_no_hostile_text_leaves_the_lines(text: str) -> None:
 
 def test_the_help_of_top_fits_the_screen() -> None:
     assert max(cell_len(line) for line in shown(HELP).splitlines()) <= 80
+
+
+def test_a_job_whose_code_was_updated_says_what_runs_and_what_waits() -> None:
+    text = shown(head(view(live_status(release=CANDIDATE, update=WAITS, updates=2)), 200))
+    assert (
+        "release   bbbbbbbbbbbb, candidate of update 1 since step 201; before it aaaaaaaaaaaa; update 2"
+        in text
+    )
+    assert "it waits for the next recovery, 2 h 0 min at most" in text
+
+
+def test_a_job_that_was_never_updated_has_no_line_of_its_release() -> None:
+    first = LiveRelease(name="aaaaaaaaaaaa", state="candidate")
+    assert "release" not in shown(head(view(live_status(release=first)), 132))

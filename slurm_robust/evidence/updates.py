@@ -1,0 +1,100 @@
+"""Releases and updates in words, as every view of a job has them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_robust.model.live_status import LiveRelease, LiveUpdate
+from slurm_robust.model.release import ReleaseState, Requester, When
+from slurm_robust.model.updates import UpdateResult, UpdateRow
+from slurm_robust.util.text import count, duration, one_line, some_of
+
+MAX_CHANGES = 4
+"""Changes that a line names; the journal has all."""
+
+
+def who(by: Requester) -> str:
+    """Return ``alice (uid 1000) on login1``."""
+    return one_line(f"{by.user} (uid {by.uid})" + (f" on {by.host}" if by.host else ""))
+
+
+def title(row: UpdateRow) -> str:
+    """Return ``update 2 to release 3f2a91c04b7d by alice (uid 1000) on login1: a larger batch``."""
+    kind = "rollback" if row.rollback else "update"
+    told = f": {row.message}" if row.message else ""
+    return one_line(f"{kind} {row.number} to release {row.release} by {who(row.by)}{told}")
+
+
+def changes(row: UpdateRow) -> str:
+    """Return what the release changes, in one line; "" if that is not known."""
+    return one_line(some_of(row.changes, MAX_CHANGES)) if row.changes else ""
+
+
+def result(row: UpdateRow) -> str:
+    """Return what became of an update, with the reason."""
+    text = row.result.value
+    if row.result is UpdateResult.ROLLED_BACK:
+        text += f" to {row.back_to}"
+    elif row.result is UpdateResult.WAITING:
+        text += " for its trial" if row.trial_s is None else _moment(row.when)
+    return one_line(f"{text}: {row.why}" if row.why else text)
+
+
+def cost(row: UpdateRow) -> str:
+    """Return how long training stood still for it: ``4.2 s``, ``with incident 3``, or "" for not at all."""
+    if row.stopped_s is not None:
+        return f"{row.stopped_s:.1f} s"
+    of_job = f"{row.job}/" if row.job else ""
+    return f"with incident {of_job}{row.recovery}" if row.recovery else ""
+
+
+def results(rows: Sequence[UpdateRow]) -> str:
+    """Return ``3: 1 good, 1 refused, 1 rolled back``."""
+    each = (
+        (sum(row.result is one for row in rows), one.value)
+        for one in UpdateResult
+        if any(row.result is one for row in rows)
+    )
+    return f"{len(rows)}: {', '.join(f'{number} {name}' for number, name in each)}"
+
+
+def release_text(found: LiveRelease) -> str:
+    """Return ``3f2a91c04b7d, candidate of update 2 since step 120; before it f00dfeed0123``."""
+    text = f"{found.name}, {found.state}"
+    if found.state == ReleaseState.CANDIDATE.value:
+        text += f" of update {found.update}" if found.update else ""
+        text += f" since step {found.first_step}" if found.first_step >= 0 else ", no step yet"
+        text += f"; before it {found.before}" if found.before else ""
+    return one_line(text)
+
+
+def waiting_text(found: LiveUpdate) -> str:
+    """Return ``update 3 to release … by alice on login1: why; waits for the next recovery, 3 h at most``."""
+    told = f": {found.message}" if found.message else ""
+    text = f"update {found.number} to release {found.release} by {found.by}{told}; "
+    if not found.tried:
+        return one_line(f"{text}it is being tried")
+    text += f"it waits{_moment(When(found.when))}"
+    if found.left_s is not None:
+        text += f", {duration(max(0.0, found.left_s))} at most"
+    return one_line(text)
+
+
+def _moment(when: When) -> str:
+    return " for the next step boundary" if when is When.NOW else " for the next recovery"
+
+
+def way_out(job: int, row: UpdateRow) -> str:
+    """Return the commands that show what a bad release changed and bring the mended code."""
+    return (
+        f"'srobust diff {job} {row.back_to or row.before} {row.release}' shows what changed; "
+        f"'srobust update {job}' tries the mended code"
+    )
+
+
+def candidate_text(row: UpdateRow, at: float) -> str:
+    """Return the release on which a fault at ``at`` fell, with who brought it, when and what it changes."""
+    since = f", applied {duration(max(0.0, at - row.applied))} before" if row.applied is not None else ""
+    changed = changes(row)
+    more = f"; {count(len(row.changes), 'change')}: {changed}" if changed else ""
+    return f"{row.release}, not good yet: {title(row)}{since}{more}"

@@ -1,0 +1,251 @@
+"""The updates of a job, each with what became of it: one row by all events that concern it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+from msgspec.structs import replace
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import RollBack
+from slurm_robust.model.record import Record
+from slurm_robust.model.release import Requester, UpdateEnd, When
+
+
+class UpdateResult(str, Enum):
+    """What became of an update."""
+
+    WAITING = "waiting"
+    """It is being tried, or waits for its moment."""
+    CANDIDATE = "candidate"
+    """It was applied, and its release is neither good nor bad yet."""
+    GOOD = "good"
+    BAD = "bad"
+    """Its release failed and was not rolled back."""
+    ROLLED_BACK = "rolled back"
+    REPLACED = "replaced"
+    """Another update was applied before its release was good."""
+    REFUSED = "refused"
+    """Its trial failed."""
+    SUPERSEDED = "superseded"
+    """Another one was requested before it was applied."""
+    WITHDRAWN = "withdrawn"
+    NEVER = "never applied"
+    """The job ended before."""
+
+
+_ENDS = {
+    UpdateEnd.REFUSED: UpdateResult.REFUSED,
+    UpdateEnd.SUPERSEDED: UpdateResult.SUPERSEDED,
+    UpdateEnd.WITHDRAWN: UpdateResult.WITHDRAWN,
+}
+
+
+class UpdateRow(Record):
+    """One update. Times are in seconds since 1970."""
+
+    number: int
+    t: float
+    """When it was requested."""
+    release: str
+    before: str
+    """The release that ran when it was applied or, until then, when it was requested."""
+    when: When
+    by: Requester
+    deadline: float | None = None
+    message: str = ""
+    changes: tuple[str, ...] = ()
+    rollback: bool = False
+    """Its owner went back to a release that the job had run."""
+    result: UpdateResult = UpdateResult.WAITING
+    why: str = ""
+    """Why it is that."""
+    trial_s: float | None = None
+    """Seconds that its trial took; None without one, or before its end."""
+    untried: tuple[str, ...] = ()
+    """What could not be tried, and why."""
+    traceback: str = ""
+    """Of the trial that failed."""
+    applied: float | None = None
+    """When it was."""
+    step: int = -1
+    """The newest step that the release before had completed then, -1 for none."""
+    recovery: int = 0
+    """The incident whose recovery took it along, 0 for none."""
+    incident: int = 0
+    """The incident in which its release was rolled back, 0 for none."""
+    generation: int = 0
+    """The first one that ran its release; 0 before that."""
+    stopped: float | None = None
+    """When the ranks were ordered to stop for it; None if they were not, or a recovery took it along."""
+    stopped_s: float | None = None
+    """From the order to stop the ranks for it until the first step of its release; None for one that a
+    recovery took along, or before that step.
+    """
+    judged: float | None = None
+    """When its release was found to be good or bad."""
+    over: float | None = None
+    """When it was clear that it is not applied, or another one took its place."""
+    back_to: str = ""
+    """The release that ran again after it was rolled back."""
+    job: str = ""
+    """The job that it belongs to, among those of several jobs, else ""."""
+
+    @property
+    def name(self) -> str:
+        """Its number, or ``4711/2`` among those of several jobs."""
+        return f"{self.job}/{self.number}" if self.job else str(self.number)
+
+
+class UpdateBook:
+    """Reads the events of a job in their order, and keeps a row for each update."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, UpdateRow] = {}
+        self.release = ""
+        """The one that runs."""
+        self.running = 0
+        """The update that brought it, 0 for the first release."""
+        self._good: set[str] = set()
+        self._incident = 0
+        self._stopped: tuple[int, float] = (0, 0.0)  # an update, and when the ranks were stopped for it
+        self._starting = 0  # the update that was applied and has not made a step
+
+    @property
+    def rows(self) -> tuple[UpdateRow, ...]:
+        """All updates so far, in order."""
+        return tuple(self._rows.values())
+
+    @property
+    def candidate(self) -> UpdateRow | None:
+        """The update whose release runs and is neither good nor bad yet."""
+        row = self._rows.get(self.running)
+        return row if row is not None and row.result is UpdateResult.CANDIDATE else None
+
+    def read(self, event: ev.AnyEvent, t: float | None = None) -> UpdateRow | None:
+        """Take the next event, which happened at ``t``; the row that it changes, None for none."""
+        if isinstance(event, ev.ProgressMade):  # most of a long journal
+            return None
+        t = event.t if t is None else t
+        match event:
+            case ev.ReleaseTaken():
+                self.release = self.release or event.release.name
+            case ev.UpdateRequested():
+                return self._requested(event, t)
+            case ev.UpdateTried():
+                return self._change(
+                    event.update,
+                    trial_s=event.took_s,
+                    untried=event.untried,
+                    traceback=event.traceback,
+                    why="" if event.ok else event.text,
+                )
+            case ev.UpdateEnded():
+                known = self._rows.get(event.update)
+                if known is not None and event.how in _ENDS:
+                    why = event.reason or known.why
+                    return self._change(event.update, result=_ENDS[event.how], why=why, over=t)
+            case ev.StopStarted() if event.update:
+                self._stopped = event.update, t
+            case ev.UpdateApplied():
+                return self._applied(event, t)
+            case ev.GenerationLaunched() if self._starting:
+                row = self._rows.get(self._starting)
+                if row is not None and not row.generation:
+                    return self._change(self._starting, generation=event.generation)
+            case ev.FirstStep() if self._starting:
+                number, self._starting = self._starting, 0
+                if self._stopped[0] == number:
+                    return self._change(number, stopped_s=t - self._stopped[1])
+            case ev.IncidentOpened():
+                self._incident, self._stopped = event.incident, (0, 0.0)
+            case ev.IncidentClosed():
+                self._incident = 0
+            case ev.Decided(carried_out=True):
+                back = next((action for action in event.actions if isinstance(action, RollBack)), None)
+                return self._rolled_back(event, back, t) if back is not None else None
+            case ev.ReleaseJudged():
+                return self._judged(event, t)
+            case ev.RunEnded(final=True):
+                for number, row in self._rows.items():
+                    if row.result is UpdateResult.WAITING:
+                        why = "the job ended before"
+                        return self._change(number, result=UpdateResult.NEVER, why=why, over=t)
+        return None
+
+    def _requested(self, event: ev.UpdateRequested, t: float) -> UpdateRow:
+        for number, row in self._rows.items():
+            if row.result is UpdateResult.WAITING:
+                why = f"by update {event.update}"
+                self._change(number, result=UpdateResult.SUPERSEDED, why=why, over=t)
+        self._rows[event.update] = row = UpdateRow(
+            number=event.update,
+            t=t,
+            release=event.release,
+            before=self.release,
+            when=event.when,
+            by=event.by,
+            deadline=event.deadline,
+            message=event.message,
+            changes=event.changes,
+            rollback=event.rollback,
+        )
+        return row
+
+    def _applied(self, event: ev.UpdateApplied, t: float) -> UpdateRow | None:
+        if self.candidate is not None:
+            why = f"by update {event.update}"
+            self._change(self.running, result=UpdateResult.REPLACED, why=why, over=t)
+        was_good = event.release in self._good
+        self.release, self.running, self._starting = event.release, event.update, event.update
+        return self._change(
+            event.update,
+            result=UpdateResult.GOOD if was_good else UpdateResult.CANDIDATE,
+            why="its release was good before" if was_good else "",
+            before=event.before,
+            applied=t,
+            judged=t if was_good else None,
+            stopped=self._stopped[1] if self._stopped[0] == event.update else None,
+            step=event.step,
+            recovery=self._incident if event.recovery else 0,
+        )
+
+    def _rolled_back(self, event: ev.Decided, back: RollBack, t: float) -> UpdateRow | None:
+        number = next((n for n, row in reversed(self._rows.items()) if row.release == back.release), 0)
+        brought = (n for n, row in reversed(self._rows.items()) if row.release == back.to and n != number)
+        self.release, self.running, self._starting = back.to, next(brought, 0), 0
+        self._good.discard(back.release)
+        return self._change(
+            number,
+            result=UpdateResult.ROLLED_BACK,
+            why=event.verdict.reason if event.verdict is not None else event.reason,
+            incident=event.incident,
+            back_to=back.to,
+            judged=t,
+        )
+
+    def _judged(self, event: ev.ReleaseJudged, t: float) -> UpdateRow | None:
+        if event.good:
+            self._good.add(event.release)
+        known = self._rows.get(self.running)
+        if known is None or known.release != event.release or known.result is not UpdateResult.CANDIDATE:
+            return None
+        result = UpdateResult.GOOD if event.good else UpdateResult.BAD
+        return self._change(self.running, result=result, why=event.reason, judged=t)
+
+    def _change(self, number: int, **changes: Any) -> UpdateRow | None:
+        row = self._rows.get(number)
+        if row is None:
+            return None
+        self._rows[number] = row = replace(row, **changes)
+        return row
+
+
+def update_rows(events: Iterable[ev.AnyEvent], times: Sequence[float] | None = None) -> tuple[UpdateRow, ...]:
+    """Return the updates of a journal; ``times``: when each of its events was, by one clock."""
+    book = UpdateBook()
+    for place, event in enumerate(events):
+        book.read(event, None if times is None else times[place])
+    return book.rows
