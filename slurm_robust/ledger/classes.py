@@ -60,9 +60,9 @@ class TimeClass(str, Enum):
     """What steps that are done for the first time take beyond the job's own baseline."""
 
     UPDATING = "updating"
-    """From the stop of the ranks for an update of the code to the first step of the new release, with its
-    start phases and its restore; also a phase ``update`` that the script announces. An update that a recovery
-    takes along costs nothing of its own: that time is the incident's.
+    """From the moment at which ranks are held for an update of the code to the first step of the new release,
+    with its start phases and its restore; also a phase ``update`` that the script announces. An update that a
+    recovery takes along costs nothing of its own: that time is the incident's.
     """
 
     EVALUATING = "evaluating"

@@ -14,7 +14,7 @@ from slurm_robust.ledger.clock import corrected, ordered
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
 from slurm_robust.model.incident import GiveUp, QuickTest, Requeue, finds_out_more
-from slurm_robust.model.progress import CHECKPOINT, EVALUATION
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION, UPDATE
 from slurm_robust.model.record import Record
 
 NEWS_S = 30.0
@@ -22,9 +22,6 @@ NEWS_S = 30.0
 
 MAX_POINTS = 3000
 """Most points of undisturbed training; incidents come on top."""
-
-UPDATE = "update"
-"""The phase of a script that changes its own code or settings."""
 
 _AGAIN: Kind = (TimeClass.RECOMPUTING, "")
 _PHASES: dict[str, Kind] = {
@@ -293,8 +290,10 @@ class _Sweep:
             # Late news of a generation that is over: its time is accounted for.
             self._best[event.reported] = max(self._best[event.reported], event.step)
             return
-        if self._stopped_ms is not None:
-            at = min(at, self._stopped_ms)  # the ranks of the release before make no step after that
+        late_ms = 0
+        if self._stopped_ms is not None and at > self._stopped_ms:
+            # The ranks of the release before made no step after that.
+            at, late_ms = self._stopped_ms, at - self._stopped_ms
         if at < account.at_ms:
             return
         if self._open is not None and self._opened_ms <= at:
@@ -302,7 +301,7 @@ class _Sweep:
         if not self._trains:
             self._first_step(event, at)
         elif self._step is not None and event.step > self._step:
-            self._steps(event, at, self._step)
+            self._steps(event, at, self._step, late_ms)
 
     def _first_step(self, event: ev.ProgressMade | ev.FirstStep, at: int) -> None:
         """End the start. The last part of it was the first step itself, which counts."""
@@ -331,13 +330,17 @@ class _Sweep:
         self._spent = event.spent
         self._reach(event)
 
-    def _steps(self, event: ev.ProgressMade | ev.FirstStep, at: int, before: int) -> None:
-        """Count whole steps, after step ``before``, the newest until now."""
+    def _steps(self, event: ev.ProgressMade | ev.FirstStep, at: int, before: int, late_ms: int) -> None:
+        """Count whole steps, after step ``before``, the newest until now.
+
+        The ranks have been held for an update, whose time is its own, for ``late_ms`` since ``at``.
+        """
         left = at - self.account.at_ms
         parts: list[tuple[Kind, int]] = []
         if event.spent != self._spent:
             for name, seconds in event.spent.items():
-                ms = min(left, max(0, round((seconds - self._spent.get(name, 0.0)) * 1000)))
+                ms = round((seconds - self._spent.get(name, 0.0)) * 1000)
+                ms = min(left, max(0, ms - late_ms if name == UPDATE else ms))
                 left -= ms
                 parts.append((_PHASES.get(name) or (TimeClass.OTHER_PHASE, name), ms))
             self._spent = event.spent

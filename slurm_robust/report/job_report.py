@@ -241,7 +241,10 @@ def job_report(
         ettr=ettr_points(books),
         progress=progress(events, times),
         marks=tuple(
-            sorted((*_marks(few, when), *_update_marks(updates), *_announced(books)), key=lambda mark: mark.t)
+            sorted(
+                (*_marks(few, when), *_update_marks(updates), *_announced(books, updates)),
+                key=lambda mark: mark.t,
+            )
         ),
         generations=tuple(_generations(job, at)),
         incidents=tuple(_entries(job, at, end, summary, evidence)),
@@ -305,12 +308,14 @@ def _update_marks(rows: Iterable[UpdateRow]) -> Iterator[ChartMark]:
             yield ChartMark(t=row.judged, kind=UPDATE, text=f"update {row.number} is {result(row)}")
 
 
-def _announced(books: Ledger) -> Iterator[ChartMark]:
+def _announced(books: Ledger, rows: Iterable[UpdateRow]) -> Iterator[ChartMark]:
     """Yield where the script announced that it changes its own code or settings."""
     last_ms = -1
+    # Ranks that are held for an update of the job say so in the same way.
+    held = {round((row.stopped - books.begin) * 1000) for row in rows if row.stopped is not None}
     for span in books.spans:
         took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING and not part.detail)
-        if took and span.begin_ms != last_ms:
+        if took and span.begin_ms != last_ms and span.end_ms not in held:
             t = books.begin + span.begin_ms / 1000
             yield ChartMark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
         if took:

@@ -350,6 +350,16 @@ def test_an_update_costs_what_lies_between_the_stop_and_the_first_step_of_its_re
     assert made(updated(), 120) == UPDATED
 
 
+def test_the_time_in_which_ranks_are_held_is_that_of_the_update() -> None:
+    journal = started().progress(100, 1, 19)
+    journal.say(ev.StopStarted, 103, generation=1, reason="update 1", update=1)
+    journal.progress(104, 1, 20, update=3.0).ended(105, 1, 20)  # a step of 1 s, held since
+    journal.launch(106, 2, 20).first(110, 2, 21).measured(110, 2, first_step=1)
+    found = made(journal, 110)
+    assert (found["updating"], found["updating: stop"]) == (2, 3)
+    assert found["productive"] == 10 + 10 + 1 + 1
+
+
 def test_an_update_that_stops_a_start_costs_what_follows_the_stop() -> None:
     journal = started().ended(91, 1, 9).launch(92, 2, 9)
     journal.say(ev.StopStarted, 95, generation=2, reason="update 1", update=1).ended(96, 2)

@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.ledger.accounting import AccountedRun
@@ -15,6 +16,7 @@ from slurm_robust.model.incident import Blame, Evict, Restart, Symptom
 from slurm_robust.report.job_report import JobReport, SlurmFacts, job_report
 from slurm_robust.report.job_text import CsvTable, csv_text, render
 from slurm_robust.report.nodelines import NodeActivity
+from tests.builders import updates
 from tests.builders.events import allocation_taken
 from tests.unit.ledger.journals import Journal, at
 
@@ -96,6 +98,16 @@ def test_an_update_that_the_script_announces_is_marked_once() -> None:
     (mark,) = report(journal).marks
     assert mark.kind == "update"
     assert "30 s" in mark.text
+
+
+def test_ranks_that_are_held_for_an_update_are_no_announcement_of_the_script() -> None:
+    journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(20, 1, 10)
+    journal.add(structs.replace(updates.requested(0, 1, "b"), t=at(22), epoch=1))
+    journal.say(ev.StopStarted, 24, generation=1, reason="update 1", update=1)
+    journal.progress(25, 1, 12, update=2.0).ended(26, 1, 12)
+    journal.say(ev.UpdateApplied, 27, update=1, release="b", before="a", step=12)
+    marks = report(journal.launch(27, 2, 12).first(30, 2, 13)).marks
+    assert [mark.text.partition(" to ")[0] for mark in marks] == ["update 1"]
 
 
 def test_without_slurm_the_report_ends_with_the_journal() -> None:
