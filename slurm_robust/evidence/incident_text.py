@@ -364,11 +364,8 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.UpdateRequested():
             deadline = f", at {date_and_time(event.deadline)} at the latest" if event.deadline else ""
             told = f": {event.message}" if event.message else ""
-            yield (
-                "update",
-                f"{updates.who(event.by)} requests update {event.update} to release {event.release}, "
-                f"{event.when.value}{deadline}{told}",
-            )
+            text = f"{updates.who(event.by)} requests update {event.update} to release {event.release}, "
+            yield "update", f"{text}{event.when.value}{deadline}{told}"
         case ev.UpdateTried():
             how = "passed" if event.ok else f"failed on {event.node or 'a node'}: {event.text}"
             yield "update", f"the trial of update {event.update} {how}, {event.took_s:.1f} s"

@@ -25,6 +25,13 @@ def title(row: UpdateRow) -> str:
     return one_line(f"{kind} {row.number} to release {row.release} by {who(row.by)}{told}")
 
 
+def kind(row: UpdateRow) -> str:
+    """Return how it was asked for: ``now``, ``lazy, from step 300``, ``rollback, without the optimizer``."""
+    text = "rollback" if row.rollback else row.when.value
+    text += f", from step {row.from_step}" if row.from_step >= 0 else ""
+    return text + (", without the state of the optimizer" if row.discard_optimizer else "")
+
+
 def changes(row: UpdateRow) -> str:
     """Return what the release changes, in one line; "" if that is not known."""
     return one_line(some_of(row.changes, MAX_CHANGES)) if row.changes else ""

@@ -59,6 +59,10 @@ class UpdateRow(Record):
     changes: tuple[str, ...] = ()
     rollback: bool = False
     """Its owner went back to a release that the job had run."""
+    from_step: int = -1
+    """The step that its owner chose to go on from, -1 for the newest."""
+    discard_optimizer: bool = False
+    """Its owner had the optimizer's state left out."""
     result: UpdateResult = UpdateResult.WAITING
     why: str = ""
     """Why it is that."""
@@ -178,7 +182,7 @@ class UpdateBook:
     def _requested(self, event: ev.UpdateRequested, t: float) -> UpdateRow:
         for number, row in self._rows.items():
             if row.result is UpdateResult.WAITING:
-                why = f"by update {event.update}"
+                why = f"update {event.update} takes its place"
                 self._change(number, result=UpdateResult.SUPERSEDED, why=why, over=t)
         self._rows[event.update] = row = UpdateRow(
             number=event.update,
@@ -191,12 +195,14 @@ class UpdateBook:
             message=event.message,
             changes=event.changes,
             rollback=event.rollback,
+            from_step=event.from_step,
+            discard_optimizer=event.discard_optimizer,
         )
         return row
 
     def _applied(self, event: ev.UpdateApplied, t: float) -> UpdateRow | None:
         if self.candidate is not None:
-            why = f"by update {event.update}"
+            why = f"update {event.update} took its place"
             self._change(self.running, result=UpdateResult.REPLACED, why=why, over=t)
         was_good = event.release in self._good
         self.release, self.running, self._starting = event.release, event.update, event.update

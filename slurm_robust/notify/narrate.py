@@ -149,6 +149,7 @@ class Narrator:
             if known is None:
                 severity = Severity.INFO
                 text = f"{_subject(row)} is requested by {updates.who(row.by)}"
+                text += f", {updates.kind(row)}"
                 text += f": {row.message}" if row.message else ""
                 text += f" ({changed})" if (changed := updates.changes(row)) else ""
             elif row.result is not known.result:

@@ -207,12 +207,25 @@ def _csv_updates(report: JobReport) -> Rows:
             "message",
             "changes",
         ),
-        *("result", "why", "trial_s", "applied", "step", "recovery", "stopped_s", "judged", "incident"),
+        *(
+            "from_step",
+            "discard_optimizer",
+            "result",
+            "why",
+            "trial_s",
+            "applied",
+            "step",
+            "recovery",
+            "stopped_s",
+            "judged",
+            "incident",
+        ),
     )
     for row in report.updates:
         yield (
             *(row.name, row.t, row.release, row.before, row.when.value, row.rollback),
-            *(row.by.user, row.by.uid, row.by.host, row.message, "; ".join(row.changes), row.result.value),
+            *(row.by.user, row.by.uid, row.by.host, row.message, "; ".join(row.changes)),
+            *(row.from_step if row.from_step >= 0 else None, row.discard_optimizer, row.result.value),
             *(row.why, row.trial_s, row.applied, row.step if row.step >= 0 else None, row.recovery or None),
             *(row.stopped_s, row.judged, row.incident or None),
         )

@@ -49,8 +49,15 @@ def phase_of(
     if state.world.incident is not None:
         return "recovering", f"incident {state.world.incident.number}: {state.world.incident.symptom.value}"
     if state.world.running:
-        return ("training" if state.world.steps_here >= 0 else "starting"), ""
-    return "starting", ""
+        return ("training", "") if state.world.steps_here >= 0 else ("starting", _for_update(state))
+    return "starting", _for_update(state)
+
+
+def _for_update(state: JobState) -> str:
+    """Return the update that is being applied; "" for none."""
+    candidate = state.candidate
+    number = candidate.update if candidate is not None and not candidate.since else 0
+    return f"for update {state.applying or number}" if state.applying or number else ""
 
 
 def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:

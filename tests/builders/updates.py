@@ -210,7 +210,9 @@ def waiting(t: float = 700) -> list[ev.AnyEvent]:
     """An update that another one supersedes, which waits for the next recovery."""
     return [
         requested(t, 4, FIRST, rollback=True),
-        ev.UpdateEnded(t=BEGIN + t + 1, update=4, how=UpdateEnd.SUPERSEDED, reason="by update 5"),
+        ev.UpdateEnded(
+            t=BEGIN + t + 1, update=4, how=UpdateEnd.SUPERSEDED, reason="update 5 takes its place"
+        ),
         taken(t + 1, NEXT),
         requested(t + 1, 5, NEXT, message="a lower rate", deadline=BEGIN + t + 7201),
         tried(t + 9, 5),

@@ -173,17 +173,17 @@ def test_each_update_from_its_request_to_its_end() -> None:
     who = "requested by alice (uid 1000) on login1"
     changes = "train.py: 3 lines added, 1 removed, arguments: --batch 64 instead of --batch 32"
     assert [(notice.severity.value, notice.text) for notice in notices] == [
-        ("info", f"update 1 to release bbbbbbbbbbbb is {who}: a larger batch ({changes})"),
+        ("info", f"update 1 to release bbbbbbbbbbbb is {who}, now: a larger batch ({changes})"),
         ("info", "update 1 to release bbbbbbbbbbbb is applied after step 200"),
         ("info", "update 1 to release bbbbbbbbbbbb is good: 100 steps"),
-        ("info", f"update 2 to release eeeeeeeeeeee is {who}: flash attention"),
+        ("info", f"update 2 to release eeeeeeeeeeee is {who}, lazy: flash attention"),
         (
             "warning",
             "update 2 to release eeeeeeeeeeee is refused: ModuleNotFoundError: No module named 'flash'",
         ),
         (
             "info",
-            f"update 3 to release cccccccccccc is {who}: twelve layers "
+            f"update 3 to release cccccccccccc is {who}, lazy: twelve layers "
             "(train.py: 1 line changed, model.py: 20 lines added)",
         ),
         (
@@ -195,9 +195,9 @@ def test_each_update_from_its_request_to_its_end() -> None:
             "update 3 to release cccccccccccc is rolled back to bbbbbbbbbbbb: "
             "release cccccccccccc raised IndexError at train.py:40 before it was good",
         ),
-        ("info", f"rollback 4 to release aaaaaaaaaaaa is {who}"),
-        ("info", "rollback 4 to release aaaaaaaaaaaa is superseded: by update 5"),
-        ("info", f"update 5 to release dddddddddddd is {who}: a lower rate"),
+        ("info", f"rollback 4 to release aaaaaaaaaaaa is {who}, rollback"),
+        ("info", "rollback 4 to release aaaaaaaaaaaa is superseded: update 5 takes its place"),
+        ("info", f"update 5 to release dddddddddddd is {who}, lazy: a lower rate"),
     ]
     assert len({notice.key for notice in notices}) == len(notices)
 

@@ -63,6 +63,13 @@ def test_the_status_says_that_an_update_is_being_tried() -> None:
     assert "a larger batch; it is being tried" in text
 
 
+def test_the_status_says_for_which_update_ranks_are_started() -> None:
+    events = [*job.start(), *job.good()[:9]]
+    assert "state starting: for update 1" in status_of(events, 212)
+    assert "state starting: for update 1" in status_of(events[:-2], 210.6)
+    assert "state training Slurm" in status_of([*events, job.first_step(214, 2, 201)], 215)
+
+
 def test_a_job_that_is_over_has_no_update_that_waits() -> None:
     over = ev.RunEnded(t=BEGIN + 730, code=0, reason="done")
     assert "update 5" not in status_of([*job.whole(), over], 731)
@@ -176,6 +183,14 @@ def test_a_generation_names_its_release_and_the_update_for_which_it_was() -> Non
         (3, LAYERS, 3, 1),
         (4, BATCH, 0, 2),
     ]
+
+
+def test_a_chosen_step_and_an_optimizer_that_is_left_out_are_said() -> None:
+    events = [*job.start(), job.requested(200, 1, BATCH, from_step=40, discard_optimizer=True)]
+    found = job_report(events, NOW, SlurmFacts(), {})
+    said = "lazy, from step 40, without the state of the optimizer"
+    assert said in screen(render(found))
+    assert said in page_of(found)
 
 
 def test_one_line_of_csv_for_each_update() -> None:
