@@ -76,15 +76,13 @@ def release_text(found: LiveRelease) -> str:
 
 
 def waiting_text(found: LiveUpdate) -> str:
-    """Return ``update 3 to release … by alice on login1: why; waits for the next recovery, 3 h at most``."""
+    """Return ``3 to release … waits for the next recovery, 3 h 0 min at most; by alice on login1: why``."""
+    text = "is being tried"
+    if found.tried:
+        text = f"waits{_moment(When(found.when))}"
+        text += f", {duration(max(0.0, found.left_s))} at most" if found.left_s is not None else ""
     told = f": {found.message}" if found.message else ""
-    text = f"update {found.number} to release {found.release} by {found.by}{told}; "
-    if not found.tried:
-        return one_line(f"{text}it is being tried")
-    text += f"it waits{_moment(When(found.when))}"
-    if found.left_s is not None:
-        text += f", {duration(max(0.0, found.left_s))} at most"
-    return one_line(text)
+    return one_line(f"{found.number} to release {found.release} {text}; by {found.by}{told}")
 
 
 def _moment(when: When) -> str:

@@ -235,9 +235,11 @@ def _release(moment: LiveStatus, width: int) -> list[Line]:
     """Return the release of a job that was ever updated, and the update that waits."""
     if moment.release is None or not moment.updates:
         return []
-    waits = f"; {waiting_text(moment.update)}" if moment.update is not None else ""
     is_candidate = moment.release.state == ReleaseState.CANDIDATE.value
-    return _labelled("release", release_text(moment.release) + waits, width, "doing" if is_candidate else "")
+    lines = _labelled("release", release_text(moment.release), width, "doing" if is_candidate else "")
+    if moment.update is not None:
+        lines += _labelled("update", waiting_text(moment.update), width, "doing")
+    return lines
 
 
 def _nodes(moment: LiveStatus) -> str:

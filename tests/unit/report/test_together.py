@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
@@ -17,9 +18,11 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import job_main
 from slurm_robust.report.incident_view import listing_of_training
 from slurm_robust.report.job_report import JobReport
+from slurm_robust.report.job_text import CsvTable, csv_text
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.jobs import Begun, ChapterState, jobs_of
+from tests.builders import updates
 from tests.builders.events import continued, run_started
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.trainings import make_training, write
@@ -203,3 +206,18 @@ def test_a_table_of_the_jobs(
     assert {row["state"] for row in rows} == {"ended"}
     steps = list(csv.DictReader(io.StringIO(printed(capsys, "report", name, "--csv", "--table", "steps"))))
     assert len(steps) == 50 * len(jobs)
+
+
+def test_updates_of_all_jobs_are_named_by_their_job(root: Path) -> None:
+    for number, begin in ((7, 30), (9, 410)):
+        asked = structs.replace(updates.requested(0, 1, updates.BATCH), t=at(begin), epoch=1)
+        events = job(number, begin - 10, 1 if number == 7 else 2, range(50) if number == 7 else range(30, 80))
+        write(root / str(number), [*events[:-1], asked, events[-1]])
+    found = report(root)
+    assert [row.name for row in found.updates] == ["7/1", "9/1"]
+    text = csv_text(found, CsvTable.UPDATES)
+    assert [line.partition(",")[0] for line in text.splitlines()] == ["update", "7/1", "9/1"]
+    training = job_main.named("gpt", str(root))
+    assert isinstance(training, job_main.TrainingDirectory)
+    listed = listing_of_training(training, None, FakeSlurm())
+    assert [row.name for row in listed.updates] == ["7/1", "9/1"]

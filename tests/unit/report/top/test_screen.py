@@ -44,9 +44,7 @@ WIDTHS = (80, 132)
 CANDIDATE = LiveRelease(
     name="bbbbbbbbbbbb", state="candidate", update=1, before="aaaaaaaaaaaa", first_step=201
 )
-WAITS = LiveUpdate(
-    number=2, release="cccccccccccc", when="lazy", by="alice (uid 1000)", tried=True, left_s=7200.0
-)
+WAITS = LiveUpdate(number=2, release="cccccccccccc", when="lazy", by="alice", tried=True, left_s=7200.0)
 PIECES = (
     "\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\x1b", "\x00", "\r", "\t", "\n", "\u202e", "\ud800", "[bold]",
     "[/]", "漢字", "e\u0301", "x" * 1000, "; ", " ",
@@ -228,12 +226,11 @@ def test_the_help_of_top_fits_the_screen() -> None:
 
 
 def test_a_job_whose_code_was_updated_says_what_runs_and_what_waits() -> None:
-    text = shown(head(view(live_status(release=CANDIDATE, update=WAITS, updates=2)), 200))
-    assert (
-        "release   bbbbbbbbbbbb, candidate of update 1 since step 201; before it aaaaaaaaaaaa; update 2"
-        in text
-    )
-    assert "it waits for the next recovery, 2 h 0 min at most" in text
+    lines = shown(head(view(live_status(release=CANDIDATE, update=WAITS, updates=2)), 110)).splitlines()
+    assert [line for line in lines if line.startswith(("release", "update"))] == [
+        "release   bbbbbbbbbbbb, candidate of update 1 since step 201; before it aaaaaaaaaaaa",
+        "update    2 to release cccccccccccc waits for the next recovery, 2 h 0 min at most; by alice",
+    ]
 
 
 def test_a_job_that_was_never_updated_has_no_line_of_its_release() -> None:
