@@ -18,8 +18,8 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.companion import settings_of_borrower
 from slurm_robust.util import numa
-from slurm_robust.wire.messages import Launch
-from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
+from slurm_robust.wire.messages import Launch, Rehearse
+from slurm_robust.worker.environment import REHEARSAL, Fitting, WorkerEnvironment
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
 from slurm_robust.worker.torchrun import torchrun
 
@@ -75,6 +75,20 @@ def rehearsal_env(spec: JobSpec, slots: int) -> dict[str, str]:
         **({"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}),
         REHEARSAL: "1",
     }
+
+
+def fitting_env(spec: JobSpec, job: JobDirectory, order: Rehearse) -> dict[str, str]:
+    """Return what tells a rehearsal which checkpoint it has to fit, nothing if that is none."""
+    if order.checkpoint is None:
+        return {}
+    return Fitting(
+        checkpoint=order.checkpoint,
+        job_dir=str(job.path),
+        run_id=spec.run_id,
+        places=spec.tier_places(job),
+        earlier=spec.earlier,
+        discard_optimizer=order.discard_optimizer,
+    ).to_env()
 
 
 def record_path(folder: Path, rank: int) -> Path:

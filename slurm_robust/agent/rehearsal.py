@@ -162,7 +162,11 @@ class Rehearsals:
         with self._log.open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "slurm_robust.worker.rehearsal", msgspec.json.encode(task).decode()],
-                env={**inherited, **rankenv.rehearsal_env(self._spec, order.slots)},
+                env={
+                    **inherited,
+                    **rankenv.rehearsal_env(self._spec, order.slots),
+                    **rankenv.fitting_env(self._spec, self._job, order),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -96,7 +96,7 @@ class DiskTier:
         return replace(read_part(path, own, OWN), shared=read_part(first_path, first, SHARED).shared)
 
     def check(self, checkpoint: CheckpointId, training: Training) -> None:
-        """Raise as :meth:`load` does; no data are read, so only what holds them can be wrong then."""
+        """Raise :class:`EntryMismatch` if :meth:`load` certainly would; no data are read."""
         self._fitting(checkpoint, training)
 
     def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:

@@ -73,11 +73,14 @@ def without_optimizers(training: Training) -> Training:
         for name, entry in training.entries.items()
     }
     left = [name for name, entry in entries.items() if isinstance(entry, LeftOut)]
-    _log.warning(
-        "the state of %s in the checkpoint is left out (--discard-optimizer): %s",
-        ", ".join(map(repr, left)) if left else "optimizers",
-        "it begins as the script has built it" if left else "but no entry is an optimizer",
-    )
+    if left:
+        _log.warning(
+            "--discard-optimizer: the state of %s in the checkpoint is left out; it begins as the script has "
+            "built it",
+            some_of([repr(name) for name in left]),
+        )
+    elif not any(isinstance(entry, Unread) for entry in entries.values()):
+        _log.warning("--discard-optimizer: no entry is an optimizer, so nothing is left out")
     return replace(training, entries=entries, discards=True)
 
 
@@ -87,9 +90,11 @@ def with_left_out(stored: Snapshot, training: Training) -> Snapshot:
     """
     kept = {name for name, entry in training.entries.items() if isinstance(unwrapped(entry), Optimizer)}
     for name, entry in training.entries.items():
-        if name not in kept | stored.kept and _of_scheduler(entry, stored.own[name]):
+        if name in kept | stored.kept or _scheduler(entry) is None:
+            continue
+        if name not in stored.own or _of_scheduler(entry, stored.own[name]):
             kept.add(name)
-            _log.warning("entry %r begins anew, too: its optimizer has other parameter groups now", name)
+            _log.warning("--discard-optimizer: entry %r begins anew, too: it is of another optimizer", name)
     return replace(stored, kept=stored.kept | kept)
 
 
@@ -130,12 +135,16 @@ def _of_scheduler(entry: Any, tree: Any) -> str:
 def refuse_other_names(where: str, stored: Mapping[str, Any], training: Training) -> None:
     """Raise :class:`EntryMismatch` unless a checkpoint holds the entries that the script names.
 
-    ``stored``: what it holds, by name. If the optimizer is left out, optimizers may have come and gone.
+    ``stored``: what it holds, by name. If the optimizer is left out, optimizers may have come and gone, and
+    with them their schedulers.
     """
     there, named = set(stored), set(training.entries)
     if training.discards:
         there -= {name for name in there - named if _is_of_an_optimizer(stored[name])}
-        named -= {n for n in named - there if isinstance(training.entries[n], LeftOut)}
+        new = {name: training.entries[name] for name in named - there}
+        named -= {
+            n for n, entry in new.items() if isinstance(entry, LeftOut) or _scheduler(entry) is not None
+        }
     if there != named:
         raise EntryMismatch(
             f"{where} holds the entries {', '.join(sorted(stored))}, the script names "
@@ -150,7 +159,7 @@ def refuse_misfit(where: str, stored: Snapshot, training: Training) -> None:
     """
     for name, entry in training.entries.items():
         target = unwrapped(entry)
-        if isinstance(target, Unread) or name in stored.kept:
+        if isinstance(target, Unread) or name in stored.kept or name not in stored.own:
             continue
         wrong: list[str] = []
         fix = _OTHER_CODE
@@ -174,7 +183,8 @@ def _some(lines: list[str]) -> list[str]:
 
 
 def _is_of_an_optimizer(tree: Any) -> bool:
-    return isinstance(tree, dict) and {"state", "param_groups"} <= tree.keys()
+    """Return whether it is the state of an optimizer, or of its scheduler."""
+    return isinstance(tree, dict) and ({"state", "param_groups"} <= tree.keys() or "base_lrs" in tree)
 
 
 def _of_module(module: nn.Module, tree: Mapping[str, Any]) -> Iterator[str]:
@@ -243,7 +253,7 @@ def _of_optimizer(optimizer: Optimizer, tree: Any) -> Iterator[str]:
         optimizer = inner  # Accelerate's wrapper
     kind = type(optimizer)
     own = (kind.state_dict, kind.load_state_dict)
-    if own != (Optimizer.state_dict, Optimizer.load_state_dict) or not _is_of_an_optimizer(tree):
+    if own != (Optimizer.state_dict, Optimizer.load_state_dict) or "param_groups" not in tree:
         return
     groups, live = tree["param_groups"], optimizer.param_groups
     if len(groups) != len(live):

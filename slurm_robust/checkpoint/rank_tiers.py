@@ -30,6 +30,12 @@ class RankTier(Protocol):
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """
 
+    def check(self, checkpoint: CheckpointId, training: Training) -> None:
+        """Raise :class:`~slurm_robust.checkpoint.errors.EntryMismatch` if a load certainly would.
+
+        No data are read. Raises another ``CheckpointError`` or ``OSError`` if that cannot be said.
+        """
+
     def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
         """Return this rank's state from a checkpoint of other ranks: from the layout ``old`` into ``new``.
 

@@ -178,7 +178,7 @@ class _Resharding:
         )
 
     def _entry(self, name: str, target: Stateful) -> Any:
-        if isinstance(target, Unread):
+        if isinstance(target, Unread) or name not in self._among[0].own:
             self._kept.add(name)
             return {}
         if reason := getattr(target, WHOLE, ""):

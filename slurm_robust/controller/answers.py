@@ -151,7 +151,8 @@ def storage_answers(
             protect = {CheckpointId(step=step, generation=g) for g, step in asked.sealed.items()}
             complete = store.complete()
             protect.update(retained(asked.sealed, complete, config.keep), asked.needed)
-            protect.update(retained(until(asked.sealed, asked.until), complete, 1))
+            running = {asked.generation: asked.until}
+            protect.update(retained(until(running | asked.sealed, asked.until), complete, 1))
             store.prune(config.keep, protect, asked.generation, config.keep_every)
         finally:
             pruning.release()

@@ -26,6 +26,9 @@ DISCARD_OPTIMIZER = "SROBUST_DISCARD_OPTIMIZER"
 REHEARSAL = "SROBUST_REHEARSAL"
 """Set in a rehearsal, which is no run of the job; a script may ask for it."""
 
+FITS = "SROBUST_FITS"
+"""A :class:`Fitting` of a rehearsal, as JSON."""
+
 OF_A_RUN = (RUN_ID, JOB_DIR, RECORD, GENERATION)
 """A process that lacks these restores nothing, writes no checkpoint and reports to no agent."""
 
@@ -115,3 +118,28 @@ class WorkerEnvironment(Record):
             release=environ.get(RELEASE, ""),
             discard_optimizer=environ.get(DISCARD_OPTIMIZER) == "1",
         )
+
+
+class Fitting(Record):
+    """A checkpoint on storage that the model and the optimizer of a rehearsal have to fit."""
+
+    checkpoint: CheckpointId
+    job_dir: str
+    run_id: str
+    places: dict[Tier, str]
+    earlier: tuple[str, ...] = ()
+    """Runs of earlier jobs, one of which may have written it."""
+    discard_optimizer: bool = False
+    """The optimizer need not fit."""
+
+    def to_env(self) -> dict[str, str]:
+        """Return the variable to set; :meth:`from_env` reads it back."""
+        return {FITS: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Fitting | None:
+        """Return what ``environ`` names; None if there is nothing, or nothing that can be read."""
+        try:
+            return msgspec.json.decode(environ.get(FITS, ""), type=cls)
+        except UNREADABLE:
+            return None

@@ -21,6 +21,7 @@ from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
     CorruptPart,
+    EntryMismatch,
     ForeignPart,
     MissingCheckpoint,
     WrongUse,
@@ -39,7 +40,7 @@ from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED,
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
-from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
+from slurm_robust.worker.environment import REHEARSAL, Fitting, WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from slurm_robust.worker.replay import REPLAY, Loss, add_line
 from slurm_robust.worker.returning import when_returned
@@ -423,9 +424,39 @@ class OwnFolder:
 class TrialRun:
     """While nothing counts: starts afresh and saves nothing."""
 
+    def __init__(self, fitting: Fitting | None = None, environ: Mapping[str, str] | None = None) -> None:
+        """``fitting``: a checkpoint that model and optimizer have to fit."""
+        self._fitting = fitting
+        self._environ = environ or {}
+
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """Return None: a smaller model has no checkpoint, and a rehearsal needs none."""
+        """Return None: a smaller model has no checkpoint, and a rehearsal only compares with one.
+
+        Raises :class:`~slurm_robust.checkpoint.errors.EntryMismatch`.
+        """
+        if self._fitting is not None:
+            self._compare(self._fitting, training)
         return None
+
+    def _compare(self, fitting: Fitting, training: Training) -> None:
+        if fitting.discard_optimizer:
+            training = without_optimizers(training)
+        rank, world_size = _place(self._environ)
+        tiers = rank_tiers(
+            fitting.places,
+            job_dir=fitting.job_dir,
+            run_id=fitting.run_id,
+            rank=rank,
+            world_size=world_size,
+            layout="",
+            earlier=fitting.earlier,
+        )
+        try:
+            tiers[Tier.STORAGE].check(fitting.checkpoint, training)
+        except EntryMismatch:
+            raise
+        except (CheckpointError, OSError) as error:
+            _log.warning("whether checkpoint %s fits cannot be said: %s", fitting.checkpoint, error)
 
     def restored(self) -> None:
         """Do nothing: there is nothing to let go of."""
@@ -455,6 +486,7 @@ class ReplayRun(TrialRun):
     """While the script is being replayed."""
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         self._path = path
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
@@ -479,7 +511,7 @@ def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, ove
     if environ.get(REPLAY):
         return ReplayRun(environ[REPLAY])
     if environ.get(REHEARSAL):
-        return TrialRun()
+        return TrialRun(Fitting.from_env(environ), environ)
     environment = WorkerEnvironment.from_env(environ)
     if environment is None:
         return OwnFolder(path, keep, environ, every=every)

@@ -12,10 +12,10 @@ from typing import Protocol
 import pytest
 import torch
 
-from slurm_robust.checkpoint.errors import CheckpointError, ForeignPart, MissingCheckpoint
+from slurm_robust.checkpoint.errors import CheckpointError, EntryMismatch, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import MAGIC, open_image
 from slurm_robust.checkpoint.rank_tiers import RankTier
-from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.tiers import NodeTier, SharedTier
 from slurm_robust.model.copies import SHARED, CheckpointId
 from tests.builders.checkpoints import named, ref
@@ -93,6 +93,15 @@ class SharedTierContract:
         world.of_rank(0).save(FIRST, state(0, FIRST))
         assert world.tier.complete(2) == [FIRST]
         assert world.tier.complete(4) == []
+
+    def test_what_does_not_fit_is_found_without_the_data(self, world: SharedTierWorld) -> None:
+        save(world, FIRST)
+        world.damage(FIRST, 1)
+        world.of_rank(1).check(FIRST, named("model"))
+        with pytest.raises(EntryMismatch):
+            world.of_rank(1).check(FIRST, named("model", "loader"))
+        with pytest.raises(EntryMismatch):
+            world.of_rank(1).check(FIRST, Training(entries={"model": torch.nn.Linear(3, 3)}))
 
     def test_each_rank_gets_back_bitwise_what_it_saved(self, world: SharedTierWorld) -> None:
         save(world, FIRST, SECOND)

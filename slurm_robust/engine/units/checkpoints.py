@@ -133,6 +133,14 @@ class Checkpoints:
 
         self.storage.find(now, on_found)
 
+    def to_fit(self, until: int = -1) -> CheckpointId | None:
+        """Return the checkpoint that the code of an update has to fit, None if storage is known to have none.
+
+        ``until``: no later step counts, unless it is -1.
+        """
+        counting = self.storage.counting
+        return restore.chosen(counting, until) if until >= 0 else next(iter(counting), None)
+
     def choose(
         self, now: Now, *, also_banned: CheckpointId | None = None, until: int = -1
     ) -> RestorePlan | None:

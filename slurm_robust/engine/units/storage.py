@@ -75,7 +75,12 @@ class StorageListing:
         """Have storage listed now, and tell ``then`` which of its checkpoints count, newest first."""
 
         def on_listed(complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
-            then(complete if isinstance(complete, NoAnswer) else self._counting(complete), now)
+            if isinstance(complete, NoAnswer):
+                then(complete, now)
+                return
+            if self._listed is not None:
+                self._listed = {**self._written, **complete}
+            then(self._counting(complete), now)
 
         self._context.ask(FindCheckpoint(), now, on_listed)
 
@@ -95,12 +100,17 @@ class StorageListing:
     @property
     def newest_step(self) -> int:
         """The newest step on storage that a restore may take, -1 for none."""
+        return next((ref.step for ref in self.counting), -1)
+
+    @property
+    def counting(self) -> list[CheckpointId]:
+        """Those on storage that a restore may take, by what is known, newest first."""
         world, found = self._context.world, {*(self._listed or ()), *self._written}
         if world.stored is not None:
             found.add(CheckpointId(step=world.stored.step, generation=world.stored.generation))
         if world.newest_on_storage is not None and self._listed is None:
             found.add(world.newest_on_storage)
-        return next((ref.step for ref in self._counting(found)), -1)
+        return self._counting(found)
 
     # -- what goes there ---------------------------------------------------------------------------
 

@@ -9,8 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec import structs
 
 from slurm_robust.agent.rehearsal import MIN_FREE, Rehearsals
+from slurm_robust.checkpoint.rank_tiers import rank_tiers
+from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.util import proc
@@ -143,6 +148,31 @@ def test_a_script_makes_two_steps_alone_and_leaves_nothing(make_job: MakeJob) ->
     # The node is as good as before.
     controller.launch("n1", 1, (0, 1))
     controller.wait_for("n1", lambda b: b.generation == 1 and b.phase in (Phase.RUNNING, Phase.ENDED), 120)
+
+
+def test_code_that_does_not_fit_the_newest_checkpoint_is_found_out_in_its_rehearsal(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(DDP.replace("Linear(8, 8)", "Linear(8, 9)"))
+    before, checkpoint = torch.nn.Linear(8, 8), CheckpointId(step=7, generation=1)
+    state = before.state_dict()
+    for rank in range(4):
+        rank_tiers(
+            job.spec.tier_places(job.job),
+            job_dir=str(job.job.path),
+            run_id=job.spec.run_id,
+            rank=rank,
+            world_size=4,
+            layout="",
+        )[Tier.STORAGE].save(
+            checkpoint, Snapshot(own={"model": {}, "optimizer": {}}, shared={"model": state}, rng={})
+        )
+    controller = up(job)
+    found = rehearse(controller, structs.replace(order(), checkpoint=checkpoint))
+    assert found.state is RehearsalState.FAILED
+    assert "EntryMismatch at train.py:13: entry 'model' does not fit checkpoint" in found.reason
+    assert "'weight' has shape [8, 8] in the checkpoint and [9, 8] in the script" in found.reason
+    assert rehearse(controller, order(2)).state is RehearsalState.PASSED
 
 
 def test_a_rehearsal_that_crashes_says_where(make_job: MakeJob) -> None:

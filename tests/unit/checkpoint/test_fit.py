@@ -193,7 +193,7 @@ def test_all_but_the_optimizer_is_restored_and_the_learning_rate_is_that_of_the_
     assert now["optimizer"].param_groups[0]["momentum"] == 0.9
     rates = [one["optimizer"].param_groups[0]["lr"] for one in (before, now)]
     assert rates[0] == rates[1] < 0.1
-    assert "the state of 'optimizer' in the checkpoint is left out (--discard-optimizer)" in caplog.text
+    assert "--discard-optimizer: the state of 'optimizer' in the checkpoint is left out" in caplog.text
 
 
 def test_a_scheduler_of_other_groups_begins_anew_then_and_that_is_said(

@@ -850,3 +850,5 @@ def test_between_generations_the_chosen_step_is_the_newest_up_to_it_or_none() ->
         point = core.checkpoints.restore_point(now, until=step)
         assert point is not None
         assert (point.step, point.goes_first) == (expected, None)
+    assert core.checkpoints.to_fit() == CheckpointId(step=8, generation=1)
+    assert core.checkpoints.to_fit(until=7) == CheckpointId(step=4, generation=1)

@@ -34,12 +34,12 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Training
-from slurm_robust.model.copies import SHARED, CheckpointId, transfer_s
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier, transfer_s
 from slurm_robust.model.progress import FINISHED, RESERVE, UPDATE
 from slurm_robust.testing.lagging_gpus import LaggingGpus
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker import returning, runs
-from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.environment import REHEARSAL, Fitting, WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.ranks import run_ranks
 from tests.there import there
@@ -537,7 +537,7 @@ def test_an_optimizer_is_left_out_if_its_owner_asks_for_that(
     assert sr.Checkpointer(now.entries).restore() == 6
     assert all(map(torch.equal, now.module.state_dict().values(), before.module.state_dict().values()))
     assert not now.optimizer.state
-    assert "left out (--discard-optimizer)" in caplog.text
+    assert "--discard-optimizer: the state of 'optimizer'" in caplog.text
 
 
 def test_a_checkpoint_knows_the_release_that_wrote_it(node: Node, launch: Launcher) -> None:
@@ -550,6 +550,55 @@ def test_a_checkpoint_knows_the_release_that_wrote_it(node: Node, launch: Launch
     image.close()
     launch(2, restore=token(5), tier="memory", release="0000000000ff")
     assert sr.Checkpointer(Model().entries).restore() == 6
+
+
+def rehearse(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, step: int = 5, discard_optimizer: bool = False
+) -> None:
+    """Be a rehearsal that has to fit this checkpoint."""
+    fitting = Fitting(
+        checkpoint=CheckpointId(generation=1, step=step),
+        job_dir=str(node.folder),
+        run_id=RUN,
+        places={Tier.STORAGE: str(node.store.path)},
+        discard_optimizer=discard_optimizer,
+    )
+    for name, value in {REHEARSAL: "1", **fitting.to_env()}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_rehearsal_says_what_does_not_fit_and_restores_nothing(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(1)
+    node.records[0].request_checkpoint(5)
+    Model().train(6)
+    rehearse(node, monkeypatch)
+    same = Model()
+    assert sr.Checkpointer(same.entries).restore() == 0
+    assert not same.optimizer.state
+    with pytest.raises(EntryMismatch, match=r"entry 'model' does not fit.*'0\.weight' has shape"):
+        sr.Checkpointer(Model(width=32).entries).restore()
+    grown = Model()
+    grown.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(EntryMismatch, match="entry 'optimizer' does not fit"):
+        sr.Checkpointer(grown.entries).restore()
+    rehearse(node, monkeypatch, discard_optimizer=True)
+    assert sr.Checkpointer(grown.entries).restore() == 0
+
+
+def test_a_rehearsal_says_nothing_of_a_checkpoint_that_it_cannot_read(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch(1)
+    node.records[0].request_checkpoint(5)
+    Model().train(6)
+    rehearse(node, monkeypatch, step=9)
+    assert sr.Checkpointer(Model(width=32).entries).restore() == 0
+    rehearse(node, monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert sr.Checkpointer(Model(width=32).entries).restore() == 0
+    assert caplog.text.count("fits cannot be said") == 2
 
 
 def test_what_the_shared_part_says_is_not_waited_for_in_vain(
