@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust import __version__
 from slurm_robust.analysis.logs.site_rules import load_log_rules
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
+from slurm_robust.config.changes import changes, with_file
 from slurm_robust.config.plan import RunPlan, load_plan
 from slurm_robust.controller.addresses import of_controller
 from slurm_robust.controller.agent_steps import AgentSteps
@@ -37,6 +39,7 @@ from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import HANDED_OVER
 from slurm_robust.engine.stages.table import begin, build
 from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model import events as ev
@@ -49,6 +52,7 @@ from slurm_robust.model.training import is_shared
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.policy.protections import protections, told
 from slurm_robust.policy.quick_test import TESTS
+from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -153,6 +157,7 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         runs = (spec.run_id, *spec.earlier) if is_shared(Path(places[Tier.STORAGE]), directory) else ()
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
         _write_start(journal, plan, epoch, taken)
+        plan = _with_release(directory, plan, journal)
         beacons = _listen_for_beacons(directory, spec, server.port, journal)
         if beacons is not None:
             stack.enter_context(closing(beacons))
@@ -204,7 +209,7 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         code = _fenced(loop.run(), journal)
     if code == ExitCode.OTHER_CONTROLLER:
         journal.abandon()
-    else:
+    elif code != HANDED_OVER:
         steps.kill()
         requeued = code == ExitCode.REQUEUED
         comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
@@ -304,6 +309,25 @@ def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: Pre
     if short := file_shortage(len(plan.nodes), "agents"):
         say(short)
         journal.append(ev.Noted(t=time.time(), text=short))
+
+
+def _with_release(directory: JobDirectory, plan: RunPlan, journal: Journal) -> RunPlan:
+    """Return the plan with the configuration of the release that runs, if that can be read."""
+    state = fold(journal.events)
+    name = state.release
+    if not state.configures(name):
+        return plan
+    try:
+        text = ReleaseStore(directory.releases).config_text(name)
+        config = with_file(plan.config, text.encode(), f"config.yaml of release {name}")
+    except (SrobustError, OSError, ValueError) as error:
+        text = f"the configuration of release {name} is left out, since it cannot be read: {error}"
+        say(text)
+        journal.append(ev.Noted(t=time.time(), text=text))
+        return plan
+    for change in changes(plan.config, config):
+        say(f"release {name} sets {change.key} to {change.after}, not {change.before}")
+    return structs.replace(plan, config=config)
 
 
 def _listen_for_beacons(

@@ -107,6 +107,7 @@ class Loop:
             fx.Ask: self._ask,
             fx.Say: self._say,
             fx.Exit: self._exit,
+            fx.HandOver: self._hand_over,
         }
         self._slurm = slurm
         self._answers = {
@@ -160,7 +161,7 @@ class Loop:
         self._tester.stop()
         if self._live_status is not None:
             self._live_status.close(
-                self._core, self._now(), ours=self._code != int(ExitCode.OTHER_CONTROLLER)
+                self._core, self._now(), ours=self._code not in (ExitCode.OTHER_CONTROLLER, fx.HANDED_OVER)
             )
         return self._code
 
@@ -388,3 +389,6 @@ class Loop:
 
     def _exit(self, effect: fx.Exit) -> None:
         self._code = effect.code
+
+    def _hand_over(self, effect: fx.HandOver) -> None:
+        self._code = fx.HANDED_OVER

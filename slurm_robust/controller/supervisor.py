@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from slurm_robust.controller.notifier import Notifier
+from slurm_robust.engine.effects import HANDED_OVER
 from slurm_robust.engine.over import code_of, end_of
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.exits import signal_name
@@ -123,7 +124,7 @@ def storage_error(error: BaseException) -> OSError | None:
 
 
 def report_end(descriptor: int | None, code: int) -> None:
-    """Report to the supervisor that the job is over, with its exit code.
+    """Report to the supervisor that the job is over, with its exit code, or that the next one goes on.
 
     The exit code of this process says nothing: an interpreter that cannot read its own modules ends with 1.
     """
@@ -282,6 +283,8 @@ class Supervisor:
             if overtaken:
                 self._pending += [number for number in self._given if number in _ENDING]
                 continue
+            if reported == HANDED_OVER:
+                continue
             if reported is not None:
                 return reported
             if end_signal is not None:
@@ -340,9 +343,10 @@ class Supervisor:
             os.close(theirs)
         code, reported = self._wait(self._child, ours)
         os.close(ours)
-        # A controller that died has not handled the signals that it was given.
-        self._pending[:0] = [] if reported else list(dict.fromkeys(self._given))
-        return code, int(reported) if reported else None
+        told = int(reported) if reported else None
+        # A controller that died, or was about to end, has not handled the signals that it was given.
+        self._pending[:0] = list(dict.fromkeys(self._given)) if told in (None, HANDED_OVER) else []
+        return code, told
 
     def _wait(self, child: subprocess.Popen[bytes], report: int) -> tuple[int, bytes]:
         """Return the exit code of ``child``, and what it wrote to ``report``; orphans that ended are reaped.

@@ -16,7 +16,7 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Effect, Say, Send
+from slurm_robust.engine.effects import Effect, HandOver, Say, Send
 from slurm_robust.engine.questions import FindSwitches, NoAnswer, SaveSuspect
 from slurm_robust.engine.transitions import Transition
 from slurm_robust.engine.units.checkpoints import Checkpoints
@@ -111,6 +111,7 @@ class Core(Context):
         self.standby_watch: Final = StandbyWatch(self, self.starts, self.companions, self.monitor, self.evict)
         self.stacks: Final = StackBook(self)
         self.ask(FindSwitches(), now, self._on_switches)
+        self._configured_by = state.release  # whose configuration this controller has
         self._table = table
         self._held = False
         self._older: set[int] = set()  # versions of agents that were named
@@ -396,11 +397,24 @@ class Core(Context):
 
     def tend(self, now: Now) -> None:
         """Step the units that work beside training while it runs."""
+        self._hand_over_if_configured_anew(now)
         self.standby_watch.step(now)
         self.standbys.step(now)
         self.learning.step(now)
         self.giving_back.step(now)
         self.replenishing.step(now)
+
+    def _hand_over_if_configured_anew(self, now: Now) -> None:
+        """Let another controller go on if the release that runs now has another configuration than this one.
+
+        Ranks do not notice, so nothing waits for it.
+        """
+        names = (self._configured_by, self.state.release)
+        if names[0] == names[1] or not any(map(self.state.configures, names)):
+            return
+        text = f"the next controller goes on, with the configuration of release {self.state.release}"
+        self.note(text, "", now, say=True)
+        self.emit(HandOver())
 
     def evict(
         self,

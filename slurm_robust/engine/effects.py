@@ -45,4 +45,11 @@ class Exit(Record):
     code: int
 
 
-Effect: TypeAlias = Write | Send | Ask | Say | Exit
+class HandOver(Record):
+    """End the controller, not the run: the next one goes on at once, with what one reads when it begins."""
+
+
+HANDED_OVER = -1
+"""What such a controller reports to its supervisor; no exit code is negative."""
+
+Effect: TypeAlias = Write | Send | Ask | Say | Exit | HandOver

@@ -136,6 +136,11 @@ class JobState(Record, dict=True):
     """How this run was ordered to end, also once it has."""
     ended: ev.RunEnded | None = None
 
+    def configures(self, release: str) -> bool:
+        """Return whether ``release`` brings a configuration: that of the job's first is the job's own."""
+        taken = self.taken.get(release)
+        return taken is not None and taken.by is not None and taken.release.has_config
+
     def discards_optimizer_of(self, checkpoint: CheckpointId | None) -> bool:
         """Return whether the release that runs leaves out the optimizer's state of ``checkpoint``."""
         return checkpoint is not None and checkpoint.generation < self.discards.get(self.release, 0)

@@ -49,8 +49,8 @@ MAY_IMPORT: dict[str, str] = {
     "report": "util model slurm telemetry terminal checkpoint ledger policy evidence trainings",
     "fleet": "util model config slurm terminal ledger policy",
     "controller": (
-        "util model config jobdir slurm telemetry wire analysis checkpoint ledger policy engine evidence "
-        "diagnostics"
+        "util model config jobdir slurm telemetry wire releases analysis checkpoint ledger policy engine "
+        "evidence diagnostics"
     ),
     "run": (
         "util model config jobdir slurm terminal wire analysis checkpoint policy worker trainings "

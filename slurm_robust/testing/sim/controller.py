@@ -111,6 +111,7 @@ class SimController:
             fx.Ask: self._ask,
             fx.Say: lambda effect: self._say(effect.text),
             fx.Exit: lambda effect: self.end(effect.code),
+            fx.HandOver: lambda effect: self.end(fx.HANDED_OVER),
         }
         self._answers: dict[type[qs.Question[Any]], Callable[[Any], object]] = {
             qs.FindSwitches: lambda asked: {

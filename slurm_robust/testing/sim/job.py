@@ -30,6 +30,7 @@ from slurm_robust.agent.loop import TERM_GRACE_S
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import RunPlan
 from slurm_robust.engine import questions as qs
+from slurm_robust.engine.effects import HANDED_OVER
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
@@ -649,6 +650,9 @@ class Sim:
         if controller in self._controllers:
             self._controllers.remove(controller)
         if code == ExitCode.OTHER_CONTROLLER or self._is_over:
+            return
+        if code == HANDED_OVER:
+            self.env.timeline.after(RESTART_S, partial(self._supervise, controller))
             return
         assert self._plan is not None
         job = self.cluster.jobs[self.job_id]

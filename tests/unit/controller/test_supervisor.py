@@ -17,6 +17,7 @@ import pytest
 
 from slurm_robust.config.plan import load_plan
 from slurm_robust.controller.supervisor import AT_ONCE, MAX_ENDS, storage_error
+from slurm_robust.engine.effects import HANDED_OVER
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
@@ -98,7 +99,7 @@ report_end(int(sys.argv[2]), 7)
 
 def over(code: int) -> str:
     """What a controller tells its supervisor; in a shell, whose second word is the descriptor."""
-    return f'printf {code} > "/proc/self/fd/$2"; exit {code}'
+    return f'printf %s {code} > "/proc/self/fd/$2"; exit {code}'
 
 
 class World:
@@ -160,6 +161,13 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -> None:
     assert world.run(over(code)) == (code, "")
     assert world.starts == 1
+
+
+def test_a_controller_that_hands_over_is_no_dead_one(world: World) -> None:
+    """However often: the next one begins at once, and nothing is said."""
+    last = MAX_ENDS + 2
+    code, said = world.run(f"[ $(wc -l < starts) = {last} ] || {{ {over(HANDED_OVER)}; }}; {over(5)}", "[30]")
+    assert (code, world.starts, said) == (5, last, "")
 
 
 def test_the_process_that_tells_people_is_no_agent_and_is_not_waited_for(world: World) -> None:
@@ -262,6 +270,19 @@ def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(
     """One that tells it to end waits for no pause."""
     (world.folder / "watching.py").write_text(WATCHING)
     supervisor = world.keep(f'exec {sys.executable} watching.py "$@"', pauses)
+    wait_for(lambda: world.text("begun") == "x")
+    os.kill(supervisor.pid, number)
+    assert supervisor.wait(60) == 7
+    assert world.text("signals") == f"[{int(number)}] " * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_that_meets_a_controller_as_it_hands_over_is_given_to_the_next_one(
+    world: World, number: int
+) -> None:
+    hands_over = f"report_end(int(sys.argv[2]), {HANDED_OVER})\n    sys.exit()"
+    (world.folder / "watching.py").write_text(WATCHING.replace("sys.exit(70)", hands_over))
+    supervisor = world.keep(f'exec {sys.executable} watching.py "$@"', "[60]")
     wait_for(lambda: world.text("begun") == "x")
     os.kill(supervisor.pid, number)
     assert supervisor.wait(60) == 7
