@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.slurm.values import parse_memory
+from slurm_robust.slurm.values import parse_duration, parse_memory
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
@@ -77,6 +77,26 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def span(text: str) -> float:
+    """Return the type of an option that takes a time span in seconds: ``6h``, ``90m``, or as Slurm writes it
+    (``1-12:00:00``, ``1-12``, ``02:00:00``). A number alone is of seconds.
+    """
+    plain = text.strip().lower()
+    if match := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw]?)", plain, re.ASCII):
+        seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
+    elif match := re.fullmatch(r"([0-9]{1,6})-([0-9]{1,2})(:[0-9]{1,2})?(:[0-9]{1,2})?", plain, re.ASCII):
+        minutes, rest = ((part or ":0")[1:] for part in (match[3], match[4]))
+        seconds = ((int(match[1]) * 24 + int(match[2])) * 60 + int(minutes)) * 60 + int(rest)
+    else:
+        seconds = parse_duration(plain) or 0.0
+    if not 0 < seconds <= _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time span such as 6h, 90m, 1-12:00:00 or 3600")
+    return seconds
 
 
 def memory_size(text: str) -> int:

@@ -52,14 +52,32 @@ def width(option: str) -> int:
     return 2 if option in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
 
 
+def split_arguments(argv: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """Part the words of ``srobust update`` from those behind ``--``, the script's; None without ``--``.
+
+    The value of ``--args`` is whatever follows it, also if it begins with ``-``.
+    """
+    own: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        if word == "--":
+            return own, tuple(rest)
+        value = next(rest, None) if word == "--args" else None
+        own.append(word if value is None else f"--args={value}")
+    return own, None
+
+
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Return the arguments of any command. Raises UsageError, also for those unknown to ``parser``."""
     command: tuple[str, ...] = ()
+    words: tuple[str, ...] | None = None
     verbatim = False
     if argv[:1] in (["run"], ["replay"]):
         own, command, verbatim = split_command(argv[1:])
         argv = [argv[0], *own]
-    given = argparse.Namespace(command=command, verbatim=verbatim)
+    elif argv[:1] == ["update"]:
+        argv, words = split_arguments(argv)
+    given = argparse.Namespace(command=command, verbatim=verbatim, words=words)
     args, unknown = parser.parse_known_args(argv, given)
     if unknown:
         likely = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(_options_of(parser, argv)), 1)

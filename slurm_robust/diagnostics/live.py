@@ -69,7 +69,8 @@ class LiveJob:
         """
         self.slurm = make_slurm()
         self.directory = find(name, job_dir, self.slurm)
-        self.state = self.read()
+        self.events = load_events(self.directory)
+        self.state = fold(self.events)
         if self.state.ended is not None:
             reason = one_line(self.state.ended.reason)
             raise NotLive(f"job {self.state.job_id} has ended: {reason}", fix=advice)

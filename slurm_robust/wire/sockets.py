@@ -27,6 +27,7 @@ from slurm_robust.wire.messages import (
     Ping,
     ShowStacks,
     ToController,
+    UpdateJob,
 )
 
 # A heartbeat of 16 ranks with tails and tracebacks has some 100 KiB, their stacks some MiB; more is an error.
@@ -60,7 +61,7 @@ def _set_common(end: zmq.Socket[bytes]) -> None:
     end.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
 
 
-Question: TypeAlias = Ping | Drill | ShowStacks
+Question: TypeAlias = Ping | Drill | UpdateJob | ShowStacks
 
 
 class AgentSocket:

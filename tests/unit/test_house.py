@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, str] = {
     "diagnostics": "util model config slurm terminal wire analysis nodes worker evidence trainings",
     "doctor": "util model config kernel slurm terminal wire checkpoint nodes hooks policy trainings",
     "notify": "util model config jobdir terminal wire evidence trainings",
+    "updates": "util model config terminal wire releases evidence trainings notify diagnostics",
     "inventory": "util model slurm terminal wire checkpoint policy trainings",
     "report": "util model slurm telemetry terminal checkpoint ledger policy evidence trainings",
     "fleet": "util model config slurm terminal ledger policy",
@@ -58,8 +59,8 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
     "cli": (
-        "util model config slurm terminal analysis sandbox diagnostics doctor notify inventory report fleet "
-        "controller run admin"
+        "util model config slurm terminal analysis sandbox diagnostics doctor notify updates inventory "
+        "report fleet controller run admin"
     ),
 }
 # A unit that no other may import: fakes for tests of ours and of users.

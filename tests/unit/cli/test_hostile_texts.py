@@ -407,7 +407,8 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["spares", "remove", "--name", text], ["fleet", "--index", text], ["fleet", "--since", text],
         ["incidents", "--all", "--node", text], ["admin", "fleet", "collect", "--spool", text],
         ["doctor", text], ["doctor", "--state", text],
-        ["notify", text],
+        ["notify", text], ["update", text], ["update", "/nowhere", "--deadline", text],
+        ["releases", text], ["rollback", text, text], ["diff", text, text, text],
     ):  # fmt: skip
         output_of(*argv)
 
@@ -523,7 +524,7 @@ def test_every_command_is_fuzzed() -> None:
 PACKAGE = Path(__file__).parents[3] / "slurm_robust"
 VIEWS = [
     path
-    for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "run")
+    for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "updates", "run")
     for path in (PACKAGE / unit).rglob("*.py")
 ]
 

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_robust.cli import main as cli
 from slurm_robust.cli.main import main, make_parser
+from slurm_robust.cli.parsing import span
 from slurm_robust.cli.words import OTHER_VALUE_OPTIONS, OWN_OPTIONS, split_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm.errors import NotInAllocation
@@ -134,6 +135,12 @@ def test_help_loads_nothing_heavy() -> None:
         (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
         (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
         (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
+        (["update", "7", "--deadline", "soon"], ExitCode.USAGE, "'soon' is no time span"),
+        (["update", "7", "--now", "--deadline", "6h"], ExitCode.USAGE, "--deadline is for an update that"),
+        (["update", "/nowhere/7", "--", "--now"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
+        (["rollback", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
+        (["diff", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
+        (["releases", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
         (["status", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
     ],
 )
@@ -293,3 +300,33 @@ def test_a_journal_of_which_nothing_is_whole(tmp_path: Path, capsys: pytest.Capt
 def test_a_filter_for_all_jobs_is_refused_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "7", "--node", "n1"]) == ExitCode.USAGE
     assert "fix: give --all in place of JOB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("90m", 5400),
+        ("1.5h", 5400),
+        ("24h", 86400),
+        ("2d", 172800),
+        ("1w", 604800),
+        ("30:00", 1800),
+        ("02:00:00", 7200),
+        ("1-12", 129600),
+        ("1-00:30", 88200),
+        ("1-12:00:05", 129605),
+        (" 6H ", 21600),
+    ],
+)
+def test_time_spans_are_read_as_people_and_slurm_write_them(text: str, seconds: float) -> None:
+    assert span(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "0", "-5m", "5 m", "h", "1e9h", "99999999w", "nan", "UNLIMITED", "²h"]
+)
+def test_what_is_no_time_span_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no time span"):
+        span(text)

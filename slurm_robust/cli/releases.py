@@ -1,0 +1,18 @@
+"""``srobust releases``: the releases of a job's code, and its updates."""
+
+from __future__ import annotations
+
+import argparse
+
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, add_command
+from slurm_robust.updates import views
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    add_command(commands, "releases", _releases, HELP["releases"], of_job=True, json=True)
+
+
+def _releases(args: argparse.Namespace) -> int:
+    return views.releases(args.job, json=args.json, job_dir=args.job_dir)

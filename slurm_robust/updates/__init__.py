@@ -1,0 +1,1 @@
+"""What the owner does with the releases of a job: update it, roll it back, list and compare them."""

@@ -1,0 +1,214 @@
+"""Follows an update through the journal: what is known of it (pure), and the look at the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from functools import reduce, singledispatch
+
+from msgspec import structs
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import RollBack
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.record import Record
+from slurm_robust.model.release import UpdateEnd, When
+from slurm_robust.notify.follow import JournalFollower
+
+
+class UpdatePhase(str, Enum):
+    """How far an update is."""
+
+    ASKED = "asked"  # the journal does not show it yet
+    TRYING = "trying"
+    WAITING = "waiting"  # it may be applied
+    STOPPING = "stopping"  # the ranks of the release before are ended for it
+    STARTING = "starting"
+    RUNNING = "running"  # its release has completed a step
+    REFUSED = "refused"
+    SUPERSEDED = "superseded"
+    WITHDRAWN = "withdrawn"
+    ROLLED_BACK = "rolled back"
+    JOB_ENDED = "job ended"
+
+
+OVER = frozenset(
+    {
+        UpdatePhase.REFUSED,
+        UpdatePhase.SUPERSEDED,
+        UpdatePhase.WITHDRAWN,
+        UpdatePhase.ROLLED_BACK,
+        UpdatePhase.JOB_ENDED,
+    }
+)
+"""Nothing follows that the owner wanted."""
+
+_ENDS = {
+    UpdateEnd.REFUSED: UpdatePhase.REFUSED,
+    UpdateEnd.SUPERSEDED: UpdatePhase.SUPERSEDED,
+    UpdateEnd.WITHDRAWN: UpdatePhase.WITHDRAWN,
+}
+
+
+class UpdateProgress(Record):
+    """What the journal says of one update. Times are seconds since 1970."""
+
+    update: int
+    phase: UpdatePhase = UpdatePhase.ASKED
+    requested: ev.UpdateRequested | None = None
+    tried: ev.UpdateTried | None = None
+    stopped: float | None = None
+    """When the ranks of the release before began to be ended for it."""
+    applied: ev.UpdateApplied | None = None
+    first: ev.FirstStep | None = None
+    """The first step of its release."""
+    incident: int = 0
+    """The newest one that was opened since the request, 0 for none."""
+    good: bool = False
+    """Its release has been judged good."""
+    reason: str = ""
+    """Why it was refused or rolled back, or the job ended."""
+
+    @property
+    def when(self) -> When:
+        """When it is applied."""
+        return self.requested.when if self.requested is not None else When.LAZY
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was not applied and never is, or was undone."""
+        return self.phase in OVER
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for: it runs, is over, or waits for a recovery."""
+        waits = self.phase is UpdatePhase.WAITING and self.when is When.LAZY
+        return waits or self.phase is UpdatePhase.RUNNING or self.is_over
+
+    @property
+    def applied_s(self) -> float | None:
+        """Seconds without training: from the stop for it until the first step of its release.
+
+        None before that step, and if a recovery took it along.
+        """
+        if self.first is None or self.stopped is None:
+            return None
+        return max(0.0, self.first.t - self.stopped)
+
+    @property
+    def repeated(self) -> int | None:
+        """Steps that the release before had completed and this one makes again; None before it is applied."""
+        if self.applied is None:
+            return None
+        restored = self.applied.checkpoint.step if self.applied.checkpoint is not None else -1
+        return max(0, self.applied.step - restored)
+
+
+def progress_of(events: Iterable[ev.AnyEvent], update: int) -> UpdateProgress:
+    """Return what ``events`` say of an update."""
+    return reduce(lambda known, event: after(event, known), events, UpdateProgress(update=update))
+
+
+@singledispatch
+def after(event: object, known: UpdateProgress) -> UpdateProgress:
+    """Return what is known of an update after ``event``."""
+    return known
+
+
+@after.register
+def _(event: ev.UpdateRequested, known: UpdateProgress) -> UpdateProgress:
+    if event.update != known.update:
+        return known
+    return structs.replace(known, phase=UpdatePhase.TRYING, requested=event)
+
+
+@after.register
+def _(event: ev.UpdateTried, known: UpdateProgress) -> UpdateProgress:
+    if event.update != known.update:
+        return known
+    phase = UpdatePhase.WAITING if event.ok else UpdatePhase.REFUSED
+    return structs.replace(known, phase=phase, tried=event, reason="" if event.ok else event.text)
+
+
+@after.register
+def _(event: ev.UpdateEnded, known: UpdateProgress) -> UpdateProgress:
+    if event.update != known.update or event.how not in _ENDS:
+        return known
+    return structs.replace(known, phase=_ENDS[event.how], reason=event.reason or known.reason)
+
+
+@after.register
+def _(event: ev.StopStarted, known: UpdateProgress) -> UpdateProgress:
+    if event.update != known.update:
+        return known
+    return structs.replace(known, phase=UpdatePhase.STOPPING, stopped=event.t)
+
+
+@after.register
+def _(event: ev.UpdateApplied, known: UpdateProgress) -> UpdateProgress:
+    if event.update != known.update:
+        return known
+    return structs.replace(known, phase=UpdatePhase.STARTING, applied=event)
+
+
+@after.register
+def _(event: ev.FirstStep, known: UpdateProgress) -> UpdateProgress:
+    if known.phase is not UpdatePhase.STARTING:
+        return known
+    return structs.replace(known, phase=UpdatePhase.RUNNING, first=event)
+
+
+@after.register
+def _(event: ev.IncidentOpened, known: UpdateProgress) -> UpdateProgress:
+    if known.requested is None:
+        return known
+    return structs.replace(known, incident=event.incident)
+
+
+@after.register
+def _(event: ev.Decided, known: UpdateProgress) -> UpdateProgress:
+    rolled = (action for action in event.actions if isinstance(action, RollBack))
+    applied = known.applied
+    if not event.carried_out or applied is None or all(one.release != applied.release for one in rolled):
+        return known
+    return structs.replace(known, phase=UpdatePhase.ROLLED_BACK, reason=event.reason)
+
+
+@after.register
+def _(event: ev.ReleaseJudged, known: UpdateProgress) -> UpdateProgress:
+    if known.applied is None or event.release != known.applied.release:
+        return known
+    return structs.replace(known, good=event.good)
+
+
+@after.register
+def _(event: ev.RunEnded, known: UpdateProgress) -> UpdateProgress:
+    # A run that is requeued takes the update along.
+    if known.requested is None or known.is_over or event.requeued:
+        return known
+    return structs.replace(known, phase=UpdatePhase.JOB_ENDED, reason=event.reason)
+
+
+# -- the file -----------------------------------------------------------------------------------------
+
+
+class UpdateFollower:
+    """Looks at a journal for what becomes of an update."""
+
+    def __init__(self, directory: JobDirectory, update: int) -> None:
+        self._journal = JournalFollower(directory)
+        self.progress = UpdateProgress(update=update)
+
+    def look(self) -> UpdateProgress:
+        """Read what is new. Raises ``OSError``."""
+        for followed in self._journal.read():
+            if followed.before is not None:  # a controller took over, and some of what was read is void
+                self.progress = progress_of(followed.before, self.progress.update)
+            self.progress = after(followed.event, self.progress)
+        return self.progress
+
+
+def request_of(events: Iterable[ev.AnyEvent], token: str) -> ev.UpdateRequested | None:
+    """Return the request with this token if the journal has it, for who got no answer of a controller."""
+    found = (event for event in events if isinstance(event, ev.UpdateRequested))
+    return next((event for event in found if event.token == token), None)

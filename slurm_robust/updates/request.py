@@ -1,0 +1,481 @@
+"""``srobust update`` and ``srobust rollback``: what is wished is checked, taken, asked for and followed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import structs
+
+from slurm_robust.config.changes import with_file
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.plan import load_plan
+from slurm_robust.config.reader import read_file
+from slurm_robust.diagnostics.live import ANSWER_S, LiveJob, unanswered
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.model.release import Release, ReleaseState, Requester, When
+from slurm_robust.model.state import JobState
+from slurm_robust.releases.compare import summary
+from slurm_robust.releases.compiles import compiled
+from slurm_robust.releases.contents import stored
+from slurm_robust.releases.select import CopyLimits
+from slurm_robust.releases.store import ReleaseStore
+from slurm_robust.releases.take import Taking, take
+from slurm_robust.terminal.console import Bar, Screen, show
+from slurm_robust.trainings.find import load_events
+from slurm_robust.trainings.slurmview import ask_slurm
+from slurm_robust.updates import screen
+from slurm_robust.updates.follow import UpdateFollower, UpdatePhase, UpdateProgress, request_of
+from slurm_robust.updates.listing import good_before, history, release_named
+from slurm_robust.updates.views import difference
+from slurm_robust.updates.wish import CannotUpdate, UpdateWish, arguments, checked_message, environment
+from slurm_robust.util.text import count, one_line
+from slurm_robust.util.text import message as indented
+from slurm_robust.util.trust import user_name
+from slurm_robust.wire.epochs import newest_epoch
+from slurm_robust.wire.keys import load_client
+from slurm_robust.wire.messages import UpdateJob, UpdateReply
+from slurm_robust.wire.sockets import ask
+
+SILENT_S = 60.0
+"""A controller that does not answer is asked again for so long: the next one may be about to start."""
+
+POLL_S = 0.2
+SLURM_S = 30.0
+"""Between two questions to Slurm whether the job still runs."""
+
+MAX_WARNINGS = 5
+"""Files that do not compile that are shown."""
+
+NOT_DONE = 1
+"""Exit code if the update was refused or rolled back, or did not come to be."""
+
+
+class UpdateAnswer(Record):
+    """All that ``srobust update --json`` and ``srobust rollback --json`` print."""
+
+    job_id: int
+    update: int
+    """Its number; 0 if an update that waited was withdrawn before there was one."""
+    release: str
+    before: str
+    """The release that ran when it was asked for."""
+    phase: UpdatePhase
+    when: When
+    text: str
+    """What the controller said."""
+    changes: tuple[str, ...] = ()
+    deadline: float | None = None
+    node: str = ""
+    """Where the trial failed."""
+    reason: str = ""
+    traceback: str = ""
+    untried: tuple[str, ...] = ()
+    step: int | None = None
+    """The first step of the release, once it is made."""
+    applied_s: float | None = None
+    repeated: int | None = None
+    recovery: bool = False
+
+
+class OwnJob:
+    """A running job with releases, of who asks.
+
+    Raises ``NoSuchJob``, ``JournalDamaged``, ``NotLive`` for one that does not run, :class:`CannotUpdate` for
+    one of another user, and for one without releases.
+    """
+
+    def __init__(self, name: str, job_dir: str | None) -> None:
+        self.live = LiveJob(name, job_dir, "submit the code as a new job: sbatch")
+        self.directory, self.events, self.state = self.live.directory, self.live.events, self.live.state
+        self.job_id = self.state.job_id
+        self.store = ReleaseStore(self.directory.releases)
+        owner = os.stat(self.directory.path).st_uid
+        if owner != os.geteuid():
+            raise CannotUpdate(
+                f"job {self.job_id} belongs to {user_name(owner)}: only its owner updates it",
+                fix="ask its owner, or run the command as its owner",
+                code=ExitCode.REFUSED,
+            )
+        view = ask_slurm(self.live.slurm, self.job_id)
+        if view.is_over or (view.job is not None and not view.job.is_running):
+            raise unanswered(self.job_id, self.live.epoch, self.live.slurm)
+        self.plan = load_plan(self.directory, self.state.run_id)
+        if not self.state.release:
+            raise self._no_releases()
+        self.running = self.store.read(self.state.release)
+        self.config_text = self.store.config_text(self.running.name) if self.running.has_config else ""
+        name = f"the configuration of release {self.running.name}"
+        self.configuration = with_file(self.plan.config, self.config_text.encode(), name)
+        """With which the running release was taken."""
+
+    @property
+    def judging(self) -> screen.Judging:
+        """When a new release is good."""
+        updates = self.configuration.updates
+        return screen.Judging(good_steps=updates.good_steps, good_s=updates.good_s, rollback=updates.rollback)
+
+    def _no_releases(self) -> CannotUpdate:
+        why = "the copy of its code could not be taken when it began; its log says why"
+        if not self.plan.config.code.releases:
+            why = "code.releases is false, so its ranks read the code in its place"
+        return CannotUpdate(
+            f"job {self.job_id} has no releases: {why}",
+            fix=f"'scontrol requeue {self.job_id}' starts it again with the code as it is then",
+        )
+
+
+# -- update ------------------------------------------------------------------------------------------
+
+
+def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
+    """Take a release and have a job run it. Raises ``SrobustError`` if it is not asked for."""
+    job = OwnJob(name, job_dir)
+    message = checked_message(wish.message)
+    with Bar("taking the code", quiet=wish.json):
+        release = _taken(job, wish)
+    for text in release.left_out:
+        print(f"left out of the copy: {one_line(text)}", file=sys.stderr)
+    if release.name == job.running.name and wish.from_step < 0 and not wish.discard_optimizer:
+        roots = ", ".join(root.path for root in release.roots)
+        raise CannotUpdate(
+            f"nothing has changed: the code in {roots}, the arguments and the environment are those of "
+            f"release {release.name}, which runs",
+            fix="change something first, or give --code, --args, --env or --config",
+        )
+    if job.state.releases.get(release.name) is ReleaseState.BAD:
+        print(f"release {release.name} was rolled back before", file=sys.stderr)
+    order = UpdateJob(
+        release=release.name,
+        when=wish.when,
+        by=requester(),
+        deadline_s=wish.deadline_s,
+        message=message,
+        changes=_changes(job, release),
+        from_step=wish.from_step,
+        discard_optimizer=wish.discard_optimizer,
+        token=secrets.token_hex(8),
+    )
+    return _ordered(job, order, wait=wish.wait, json=wish.json)
+
+
+def _changes(job: OwnJob, release: Release) -> tuple[str, ...]:
+    return summary(difference(job.directory, job.running.name, release.name))
+
+
+def requester() -> Requester:
+    """Return who runs the command, and where."""
+    uid = os.geteuid()
+    return Requester(user=user_name(uid).partition(" (")[0], uid=uid, host=socket.gethostname())
+
+
+# -- rollback ----------------------------------------------------------------------------------------
+
+
+def rollback(
+    name: str,
+    wanted: str | None,
+    *,
+    when: When,
+    from_step: int,
+    message: str,
+    wait: bool,
+    json: bool,
+    job_dir: str | None,
+) -> int:
+    """Have a job run a release that it has run before, or withdraw the update that waits."""
+    job = OwnJob(name, job_dir)
+    message = checked_message(message)
+    ran, waiting = history(job.events), job.state.update
+    withdraws = wanted is None and waiting is not None
+    if wanted is not None:
+        target = release_named(wanted, job.state, ran)
+    elif withdraws:
+        target = job.running.name
+    else:
+        target = good_before(job.state, ran)
+        if not target:
+            raise CannotUpdate(
+                f"job {job.job_id} has no good release before {job.running.name}, which runs",
+                fix=f"name one: 'srobust releases {job.job_id}' lists them",
+            )
+    if target == job.running.name and waiting is None and from_step < 0:
+        raise CannotUpdate(
+            f"release {target} runs already, and no update waits",
+            fix=f"'srobust releases {job.job_id}' lists the others",
+        )
+    release = job.store.read(target)
+    order = UpdateJob(
+        release=target,
+        when=when,
+        by=requester(),
+        message=message,
+        changes=_changes(job, release),
+        rollback=True,
+        from_step=from_step,
+        token=secrets.token_hex(8),
+    )
+    if withdraws and (back := good_before(job.state, ran)):
+        print(
+            f"this withdraws the update that waits; 'srobust rollback {job.job_id} {back}' goes back to the "
+            "good release before the one that runs",
+            file=sys.stderr,
+        )
+    return _ordered(job, order, wait=wait, json=json)
+
+
+# -- the release -------------------------------------------------------------------------------------
+
+
+def _taken(job: OwnJob, wish: UpdateWish) -> Release:
+    """Take what the wish makes of the running release, checked: it compiles."""
+    running, plan = job.running, job.plan
+    config, config_text = _configured(job, wish)
+    code = config.code
+    places = tuple(root.path for root in running.roots)
+    if code.paths != job.configuration.code.paths:
+        own = (os.path.realpath(os.path.join(plan.cwd, path)) for path in code.paths)
+        places = _outermost((*own, *places[1:]))
+    source = _source(wish, running, places, plan.cwd)
+    never = (str(job.directory.path), str(plan.storage(job.directory)), plan.output)
+    taking = Taking(
+        kind=running.kind,
+        command=arguments(wish, running.command),
+        cwd=plan.cwd,
+        roots=places if source is None else (source, *places[1:]),
+        stands_for={} if source is None else {source: places[0]},
+        never=tuple(os.path.realpath(path) for path in never if path),
+        env=environment(wish, job.store.env(running.name), os.environ),
+        config_text=config_text,
+        image=_image(job, wish, config),
+        workdir=code.workdir == "release",
+        limits=CopyLimits(
+            max_files=code.max_files,
+            max_mb=code.max_mb,
+            max_file_mb=code.max_file_mb,
+            take_s=code.take_s,
+        ),
+    )
+    release = take(job.store, taking)
+    _check_compiles(job, release)
+    return release
+
+
+def _outermost(folders: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders without those that lie in another one."""
+    every = tuple(dict.fromkeys(folders))
+    return tuple(
+        one for one in every if not any(Path(one).is_relative_to(other) for other in every if other != one)
+    )
+
+
+def _check_compiles(job: OwnJob, release: Release) -> None:
+    """Raise :class:`CannotUpdate` if a file that is executed in any case does not compile."""
+    found = compiled(stored(job.store, release.name), job.plan.cwd)
+    for one in found.warnings[:MAX_WARNINGS]:
+        print(f"does not compile: {one_line(one.path)}, line {one.line}", file=sys.stderr)
+    if found.errors:
+        texts = [indented(one.text) for one in found.errors[:MAX_WARNINGS]]
+        if more := found.errors[MAX_WARNINGS:]:
+            texts.append(f"and {count(len(more), 'file')} more")
+        said = "\n".join(texts)
+        raise CannotUpdate(
+            f"the code does not compile, so nothing was asked for:\n{said}",
+            fix="mend it and give the command again; the job trains on",
+            code=NOT_DONE,
+        )
+
+
+def _configured(job: OwnJob, wish: UpdateWish) -> tuple[JobConfig, str]:
+    """Return the configuration with which the release runs, and the text of its own file, "" for none."""
+    if wish.config is None:
+        return job.configuration, job.config_text
+    content = read_file(wish.config)
+    try:
+        return with_file(job.plan.config, content, str(wish.config)), content.decode()
+    except UnicodeDecodeError as error:
+        raise CannotUpdate(f"--config {wish.config} is not UTF-8", fix="save it as UTF-8") from error
+
+
+def _source(wish: UpdateWish, running: Release, places: tuple[str, ...], cwd: str) -> str | None:
+    """Return from where the first folder is taken instead, if that is wished."""
+    if wish.code is None:
+        return None
+    folder = Path(wish.code)
+    if not folder.is_dir():
+        raise CannotUpdate(
+            f"--code {wish.code} is no folder", fix="name the folder with the code", code=ExitCode.NO_INPUT
+        )
+    if not places:
+        raise CannotUpdate(
+            f"release {running.name} has no copy of code that --code could replace",
+            fix="name the folders of the job's code in code.paths of a --config file",
+        )
+    source = folder.resolve()
+    if running.kind is CommandKind.SCRIPT:
+        script = Path(cwd, running.command[0]).resolve()
+        own = script.relative_to(places[0]) if script.is_relative_to(places[0]) else None
+        if own is not None and not (source / own).is_file():
+            raise CannotUpdate(
+                f"--code {wish.code} has no {own}: it would take the place of {places[0]}",
+                fix="name a folder that is laid out like that one, such as another checkout of it",
+            )
+    return str(source) if str(source) != places[0] else None
+
+
+def _image(job: OwnJob, wish: UpdateWish, config: JobConfig) -> str:
+    """Return the image of the new release, "" for that of the job's configuration."""
+    if wish.image is None:
+        return job.running.image
+    if not config.agents.is_contained:
+        raise CannotUpdate(
+            "--image: the job runs in no container, and its nodes cannot change to one",
+            fix="submit a new job (of this training, or with --from) with agents.srun_options or "
+            "agents.wrapper",
+        )
+    image = Path(wish.image).absolute()
+    if not os.access(image, os.R_OK):
+        raise CannotUpdate(
+            f"--image {image}: it is not there, or may not be read",
+            fix="give the path of an image on storage that all nodes share",
+            code=ExitCode.NO_INPUT,
+        )
+    return str(image)
+
+
+# -- asking ------------------------------------------------------------------------------------------
+
+
+def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
+    """Ask for an update and follow it; returns the exit code."""
+    before = job.running.name
+    withdraws = order.release == before and order.from_step < 0 and not order.discard_optimizer
+    number, text = _ask(job, order)
+    _prune(job, order.release)
+    answer = UpdateAnswer(
+        job_id=job.job_id,
+        update=number,
+        release=order.release,
+        before=before,
+        phase=UpdatePhase.WITHDRAWN if withdraws else UpdatePhase.ASKED,
+        when=order.when,
+        text=text,
+        changes=order.changes,
+    )
+    if withdraws or not wait:
+        show(answer, lambda said: one_line(said.text), json=json)
+        return 0
+    print(one_line(text), file=sys.stderr)
+    try:
+        known = _follow(job, number)
+    except KeyboardInterrupt:
+        name = job.job_id
+        print(
+            f"update {number} stays in force: 'srobust releases {name}' shows it, 'srobust rollback {name}' "
+            "withdraws it or goes back",
+            file=sys.stderr,
+        )
+        return ExitCode.INTERRUPTED
+    lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging))
+    show(_completed(answer, known), lambda _: lines, json=json)
+    return NOT_DONE if known.is_over else ExitCode.SUCCESS
+
+
+def _ask(job: OwnJob, order: UpdateJob) -> tuple[int, str]:
+    """Return the number of the update and what the controller said. Raises ``SrobustError``.
+
+    It is asked again while it is silent: the next controller, or one that takes over, may be starting. The
+    token lets it recognise a request that it has.
+    """
+    until = time.monotonic() + SILENT_S
+    with Screen(stderr=True).status("asking the controller") as status:
+        while True:
+            epoch = newest_epoch(job.directory.epochs) or job.live.epoch
+            answer = ask(epoch.endpoints, load_client(job.directory.keys), order, timeout_s=ANSWER_S)
+            if isinstance(answer, UpdateReply):
+                break
+            if answer is not None:
+                raise job.live.failed(answer)
+            if (found := request_of(load_events(job.directory, quiet=True), order.token)) is not None:
+                return found.update, f"update {found.update}: the journal shows it"
+            trouble = unanswered(job.job_id, epoch, job.live.slurm)
+            if time.monotonic() > until or not _may_answer(job):
+                raise SrobustError(
+                    f"{trouble}. Nothing was changed: the journal shows no request",
+                    fix=trouble.fix,
+                    code=trouble.exit_code,
+                )
+            status.update(f"the controller ({epoch.host}) does not answer; asking again")
+    if not answer.ok:
+        raise CannotUpdate(one_line(answer.text), fix=answer.fix or "'srobust status' shows what runs")
+    return answer.update, answer.text
+
+
+def _may_answer(job: OwnJob) -> bool:
+    """Return whether the job's run goes on, as far as Slurm says."""
+    view = ask_slurm(job.live.slurm, job.job_id)
+    return view.job.is_running if view.job is not None else not view.is_over
+
+
+def _prune(job: OwnJob, new: str) -> None:
+    """Remove old releases; that it fails harms nothing."""
+    state = job.live.read()
+    with suppress(OSError, SrobustError):
+        job.store.prune(job.configuration.updates.keep, needed(state, new))
+
+
+def needed(state: JobState, new: str = "") -> frozenset[str]:
+    """Return the releases that are never removed: what runs, is good, waits, or may come back."""
+    candidate, waiting = state.candidate, state.update
+    names = (
+        new,
+        state.release,
+        state.last_good,
+        candidate.before if candidate is not None else "",
+        waiting.release if waiting is not None else "",
+    )
+    return frozenset(filter(None, names))
+
+
+def _follow(job: OwnJob, number: int) -> UpdateProgress:
+    """Follow an update until there is no more to wait for."""
+    follower = UpdateFollower(job.directory, number)
+    asked = time.monotonic()
+    with Screen(stderr=True).status(f"update {number}") as status:
+        while True:
+            known = follower.look()
+            if known.is_done:
+                return known
+            status.update(screen.line(known))
+            if time.monotonic() - asked > SLURM_S:
+                asked = time.monotonic()
+                view = ask_slurm(job.live.slurm, job.job_id)
+                if view.is_over:
+                    reason = f"Slurm says {view.describe()}"
+                    return structs.replace(known, phase=UpdatePhase.JOB_ENDED, reason=reason)
+            time.sleep(POLL_S)
+
+
+def _completed(answer: UpdateAnswer, known: UpdateProgress) -> UpdateAnswer:
+    tried = known.tried
+    return structs.replace(
+        answer,
+        phase=known.phase,
+        deadline=known.requested.deadline if known.requested is not None else None,
+        node=tried.node if tried is not None else "",
+        reason=known.reason,
+        traceback=tried.traceback if tried is not None else "",
+        untried=tried.untried if tried is not None else (),
+        step=known.first.step if known.first is not None else None,
+        applied_s=known.applied_s,
+        repeated=known.repeated,
+        recovery=known.applied is not None and known.applied.recovery,
+    )

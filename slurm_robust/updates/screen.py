@@ -1,0 +1,257 @@
+"""What people read of updates and releases. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from slurm_robust.evidence.updates import result, title
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.model.release import GitState, ReleaseState, When
+from slurm_robust.model.updates import UpdateRow
+from slurm_robust.releases.compare import ReleaseDiff
+from slurm_robust.terminal.console import facts_table, section, told_table
+from slurm_robust.updates.follow import UpdatePhase, UpdateProgress
+from slurm_robust.updates.listing import ReleaseListing, ReleaseRow, StepSpan
+from slurm_robust.util.text import count, date_and_time, duration, message, one_line, size_text, visible
+
+STYLES = {
+    ReleaseState.GOOD: "green",
+    ReleaseState.CANDIDATE: "yellow",
+    ReleaseState.BAD: "bold red",
+    ReleaseState.REFUSED: "red",
+}
+MAX_PATHS = 20
+"""Files of a kind that the head of a difference names."""
+
+MAX_COMMAND = 200
+"""Characters of a command that a screen shows; ``--json`` has it all."""
+
+
+class Judging(Record):
+    """When a new release is good, and whether it is rolled back before."""
+
+    good_steps: int
+    good_s: float
+    rollback: bool
+
+
+# -- an update ---------------------------------------------------------------------------------------
+
+
+def line(known: UpdateProgress) -> str:
+    """Return what is done for an update now."""
+    update = f"update {known.update}"
+    first = f" (incident {known.incident} goes first)" if known.incident and known.stopped is None else ""
+    release = known.requested.release if known.requested is not None else ""
+    match known.phase:
+        case UpdatePhase.ASKED:
+            return f"{update}: waiting for the journal to show it"
+        case UpdatePhase.TRYING:
+            return f"{update}: trying release {release}{first}"
+        case UpdatePhase.WAITING if known.when is When.NOW:
+            return f"{update}: release {release} passed its trial, waiting for a step boundary{first}"
+        case UpdatePhase.WAITING:
+            return f"{update}: waiting for the next recovery{_deadline(known)}"
+        case UpdatePhase.STOPPING:
+            return f"{update}: stopping the ranks behind a snapshot"
+        case UpdatePhase.STARTING:
+            trouble = f" (incident {known.incident} came between)" if known.incident else ""
+            return f"{update}: starting release {release}{_origin(known)}{trouble}"
+    return f"{update}: {known.phase.value}"
+
+
+def _deadline(known: UpdateProgress) -> str:
+    deadline = known.requested.deadline if known.requested is not None else None
+    return f", until {date_and_time(deadline)} at the latest" if deadline is not None else ""
+
+
+def _origin(known: UpdateProgress) -> str:
+    if known.applied is None or known.applied.checkpoint is None:
+        return " from the beginning"
+    return f" from step {known.applied.checkpoint.step}"
+
+
+def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
+    """Yield what became of an update, in lines; ``job``: as the commands take it."""
+    asked = known.requested
+    assert asked is not None
+    update, release = f"update {known.update}", asked.release
+    match known.phase:
+        case UpdatePhase.RUNNING:
+            assert known.first is not None
+            yield f"{update}: release {release} has made step {known.first.step}; {_cost(known)}"
+            yield from _untried(known)
+            yield _candidacy(known, job, judging)
+        case UpdatePhase.WAITING:
+            yield f"{update}: release {release} passed its trial and waits for the next recovery" + (
+                _deadline(known)
+            )
+            yield from _untried(known)
+            yield f"'srobust releases {job}' shows it, 'srobust rollback {job}' withdraws it"
+        case UpdatePhase.REFUSED:
+            where = f" on {known.tried.node}" if known.tried is not None and known.tried.node else ""
+            yield f"{update} was refused: release {release} failed its trial{where}: {one_line(known.reason)}"
+            if known.tried is not None and known.tried.traceback:
+                yield message(known.tried.traceback.rstrip())
+            yield "the job goes on as before"
+        case UpdatePhase.ROLLED_BACK:
+            yield f"{update} was rolled back: {one_line(known.reason)}"
+            yield f"'srobust incident {job} {known.incident}' has the evidence"
+        case UpdatePhase.JOB_ENDED:
+            yield f"the job has ended before {update} was done: {one_line(known.reason)}"
+        case _:
+            why = f": {one_line(known.reason)}" if known.reason else ""
+            yield f"{update} was {known.phase.value}{why}"
+
+
+def _cost(known: UpdateProgress) -> str:
+    repeated = f"{count(known.repeated or 0, 'step')} repeated"
+    if known.applied_s is None:
+        return f"a recovery took it along, {repeated}"
+    return f"{duration(known.applied_s)} without training, {repeated}"
+
+
+def _candidacy(known: UpdateProgress, job: str, judging: Judging) -> str:
+    before = known.applied.before if known.applied is not None else ""
+    if known.good:
+        return "it is good"
+    due = f"{count(judging.good_steps, 'step')} or {duration(judging.good_s)}"
+    if known.requested is not None and known.requested.rollback:
+        return f"'srobust releases {job}' shows what runs"
+    back = f"if it fails before, release {before} comes back by itself; " if judging.rollback else ""
+    return f"it is a candidate, good after {due}; {back}'srobust rollback {job}' goes back at once"
+
+
+def _untried(known: UpdateProgress) -> Iterator[str]:
+    for what in known.tried.untried if known.tried is not None else ():
+        yield f"not tried: {one_line(what)}"
+
+
+# -- releases ----------------------------------------------------------------------------------------
+
+
+def releases(found: ReleaseListing) -> RenderableType:
+    """Return the whole screen of ``srobust releases``."""
+    title = Text(f"{count(len(found.releases), 'release')} of job {found.job_id}", style="bold")
+    columns = ("release", "state", "taken", "by", "steps", "git", "updates")
+    rows = [
+        (
+            Text(f"{'> ' if row.running else '  '}{row.name}", style="bold" if row.running else ""),
+            Text(row.state.value, style=STYLES.get(row.state, "")),
+            date_and_time(row.taken),
+            one_line(row.user) or "job",
+            ", ".join(map(_span, row.ran)) or "-",
+            _git(row.git),
+            "; ".join(map(_told, row.updates)) or "the first release of the job",
+        )
+        for row in found.releases
+    ]
+    waits = section("Waits", Text("  " + _waits(found.waiting))) if found.waiting is not None else ()
+    running = next((row for row in found.releases if row.running), None)
+    return Group(title, told_table(columns, rows), *waits, *(_details(running) if running else ()))
+
+
+def _details(row: ReleaseRow) -> tuple[RenderableType, ...]:
+    facts = [("command", one_line(_command(row), MAX_COMMAND))]
+    if row.files:
+        facts.append(("code", f"{count(row.files, 'file')}, {size_text(row.nbytes)}"))
+    if row.env:
+        facts.append(("environment", one_line(", ".join(row.env)) + " (values are not shown)"))
+    if row.image:
+        facts.append(("image", one_line(row.image)))
+    if row.has_config:
+        facts.append(("configuration", "brings its own, see 'srobust diff'"))
+    return section(f"Release {row.name}, which runs", facts_table(facts, "  "))
+
+
+def _command(row: ReleaseRow) -> str:
+    command = shlex.join(row.command)
+    return f"-m {command}" if row.kind is CommandKind.MODULE else command
+
+
+def _span(span: StepSpan) -> str:
+    return "none" if span.last == span.after else f"{span.after + 1}-{span.last}"
+
+
+def _git(git: GitState | None) -> str:
+    if git is None:
+        return "-"
+    branch = f" {one_line(git.branch, 40)}" if git.branch else ""
+    return f"{one_line(git.commit, 10).rstrip('…')[:9]}{branch}{' (changed)' if git.dirty else ''}"
+
+
+def _told(row: UpdateRow) -> str:
+    what = "rollback" if row.rollback else "update"
+    said = f' "{one_line(row.message)}"' if row.message else ""
+    applied = f", applied at step {row.step}" if row.applied is not None else ""
+    return f"{what} {row.number} by {one_line(row.by.user)}{said}{applied}: {result(row)}"
+
+
+def _waits(row: UpdateRow) -> str:
+    how = "being tried" if row.trial_s is None else "tried"
+    due = "it is applied at the next step boundary"
+    if row.when is When.LAZY:
+        latest = f", {date_and_time(row.deadline)} at the latest" if row.deadline is not None else ""
+        due = f"it is applied with the next recovery{latest}"
+    return f"{title(row)}: it is {how}; {due}"
+
+
+# -- a difference ------------------------------------------------------------------------------------
+
+
+def difference(old: str, new: str, diff: ReleaseDiff) -> RenderableType:
+    """Return the whole screen of ``srobust diff``."""
+    if diff.is_empty:
+        commits = _commits(diff)
+        return Text(f"release {new} runs the same as {old}{f'; {commits}' if commits else ''}")
+    facts = [
+        *((what, one_line(path)) for what, paths in _files(diff) for path in paths[:MAX_PATHS]),
+        *_named("and more", _more(diff)),
+        *_named("arguments", " ".join(diff.arguments)),
+        *_named("environment, set", ", ".join(diff.env_set)),
+        *_named("environment, no longer set", ", ".join(diff.env_unset)),
+        *_named("environment, another value", ", ".join(diff.env_changed)),
+        *(("configuration", one_line(text)) for text in diff.config),
+        *_named("image", " to ".join(part or "that of the job" for part in diff.image or ())),
+        *_named("commit", _commits(diff)),
+    ]
+    cut = [Text(f"… only the first {len(diff.patch)} lines are shown")] if diff.is_cut else []
+    return Group(
+        Text(f"From release {old} to {new}", style="bold"),
+        facts_table(facts, "  "),
+        *([""] if diff.patch else []),
+        *map(_patch_line, diff.patch),
+        *cut,
+    )
+
+
+def _files(diff: ReleaseDiff) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (("changed", diff.changed), ("added", diff.added), ("removed", diff.removed))
+
+
+def _more(diff: ReleaseDiff) -> str:
+    left = ((what, len(paths) - MAX_PATHS) for what, paths in _files(diff))
+    return ", ".join(f"{count(number, 'file')} {what}" for what, number in left if number > 0)
+
+
+def _named(name: str, value: str) -> Iterator[tuple[str, str]]:
+    if value:
+        yield name, one_line(value)
+
+
+def _commits(diff: ReleaseDiff) -> str:
+    if diff.git is None:
+        return ""
+    shown = ((f"{one[:9]}{' (changed)' if one.endswith('+') else ''}" if one else "none") for one in diff.git)
+    return " to ".join(shown)
+
+
+def _patch_line(text: str) -> Text:
+    head = text.startswith(("--- ", "+++ "))
+    style = "bold" if head else {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
+    return Text(visible(text), style=style, overflow="fold")

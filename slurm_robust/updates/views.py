@@ -1,0 +1,79 @@
+"""``srobust releases`` and ``srobust diff``, which read the job's folder and ask nobody."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from msgspec import structs
+
+from slurm_robust.config.changes import changes, with_file
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.plan import load_plan
+from slurm_robust.model.errors import PreflightError, SrobustError
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold
+from slurm_robust.model.record import Record
+from slurm_robust.releases.compare import ReleaseDiff, compare
+from slurm_robust.releases.contents import ReleaseContents, stored
+from slurm_robust.releases.store import ReleaseStore
+from slurm_robust.terminal.console import show
+from slurm_robust.trainings.find import find, load_events
+from slurm_robust.updates import screen
+from slurm_robust.updates.listing import history, listing, release_named
+
+
+class Difference(Record):
+    """All that ``srobust diff --json`` prints."""
+
+    old: str
+    new: str
+    diff: ReleaseDiff
+
+
+def releases(name: str, *, json: bool, job_dir: str | None) -> int:
+    """Print the releases of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    show(listing(load_events(find(name, job_dir))), screen.releases, json=json)
+    return 0
+
+
+def diff(name: str, old: str, new: str, *, stat: bool, json: bool, job_dir: str | None) -> int:
+    """Print what differs between two releases. Raises ``SrobustError``."""
+    directory = find(name, job_dir)
+    events = load_events(directory)
+    state, ran = fold(events), history(events)
+    before, after = (release_named(word, state, ran) for word in (old, new))
+    found = difference(directory, before, after)
+    if stat:
+        found = structs.replace(found, patch=(), is_cut=False)
+    answer = Difference(old=before, new=after, diff=found)
+    show(answer, lambda one: screen.difference(one.old, one.new, one.diff), json=json)
+    return 0
+
+
+def difference(directory: JobDirectory, old: str, new: str) -> ReleaseDiff:
+    """Return what differs between two releases of a job, of the configuration by its keys.
+
+    The text of a configuration file may have secrets. Raises ``NoRelease``, ``DamagedRelease``, ``OSError``.
+    """
+    store = ReleaseStore(directory.releases)
+    before, after = stored(store, old), stored(store, new)
+    found = compare(before, after)
+    if before.config_text == after.config_text:
+        return found
+    lines = ["it differs, and the plan of the job cannot be read, which would show how"]
+    with suppress(PreflightError):
+        config = load_plan(directory).config
+        both = (_configuration(config, one) for one in (before, after))
+        lines = [
+            f"{sign}{change.key}: {value}"
+            for change in changes(*both)
+            for sign, value in (("-", change.before), ("+", change.after))
+        ]
+    return structs.replace(found, config=tuple(lines))
+
+
+def _configuration(config: JobConfig, contents: ReleaseContents) -> JobConfig:
+    try:
+        return with_file(config, contents.config_text.encode(), f"release {contents.release.name}")
+    except SrobustError:
+        return config  # of another version of slurm_robust

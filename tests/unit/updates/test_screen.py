@@ -1,0 +1,115 @@
+"""What people read of updates and releases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slurm_robust.model.release import When
+from slurm_robust.terminal.console import show
+from slurm_robust.updates import screen
+from slurm_robust.updates.follow import progress_of
+from slurm_robust.updates.listing import listing
+from tests.unit.updates.stories import NEW, OLD, Story, trained, updated
+
+JUDGING = screen.Judging(good_steps=100, good_s=1800, rollback=True)
+DEADLINE = 1_764_586_400.0
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def told(story: Story) -> str:
+    return "\n".join(screen.outcome(progress_of(story.events, 1), "7", JUDGING))
+
+
+def asked(when: When = When.NOW) -> Story:
+    deadline = DEADLINE if when is When.LAZY else None
+    return trained().taken(NEW).asked(1, NEW, when, deadline=deadline)
+
+
+@pytest.mark.parametrize(
+    ("story", "says"),
+    [
+        (trained, "update 1: waiting for the journal to show it"),
+        (asked, f"update 1: trying release {NEW}"),
+        (lambda: asked().crashes(3), f"update 1: trying release {NEW} (incident 3 goes first)"),
+        (lambda: asked().tried(1), f"update 1: release {NEW} passed its trial, waiting for a step boundary"),
+        (
+            lambda: asked(When.LAZY).tried(1),
+            "update 1: waiting for the next recovery, until 2025-12-01 10:53:20 at the latest",
+        ),
+        (lambda: asked().tried(1).stops(1), "update 1: stopping the ranks behind a snapshot"),
+        (
+            lambda: asked().tried(1).stops(1).applied(1, NEW, OLD, 60, 60),
+            f"update 1: starting release {NEW} from step 60",
+        ),
+    ],
+)
+def test_a_progress_line_says_what_is_done_now(story: Callable[[], Story], says: str) -> None:
+    assert screen.line(progress_of(story().events, 1)) == says
+
+
+def test_an_update_that_runs_says_what_it_cost_and_how_to_go_back() -> None:
+    assert told(updated()) == (
+        f"update 1: release {NEW} has made step 61; 3.0 s without training, 0 steps repeated\n"
+        f"it is a candidate, good after 100 steps or 30 min; if it fails before, release {OLD} comes back by "
+        "itself; 'srobust rollback 7' goes back at once"
+    )
+
+
+def test_an_update_that_was_refused_shows_where_and_why() -> None:
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 3\nImportError: no \x1b[2Jflash_attn'
+    story = asked().tried(1, ok=False, node="n2", text="ImportError: no flash_attn", traceback=trace)
+    said = told(story)
+    assert f"refused: release {NEW} failed its trial on n2: ImportError: no flash_attn" in said
+    assert '  File "train.py", line 3' in said
+    assert "\x1b" not in said
+    assert said.endswith("the job goes on as before")
+
+
+def test_an_update_that_waits_says_how_to_withdraw_it_and_what_was_not_tried() -> None:
+    said = told(asked(When.LAZY).tried(1, untried=("its steps: no standby is ready",)))
+    assert "waits for the next recovery, until 2025-12-01 10:53:20 at the latest" in said
+    assert "not tried: its steps: no standby is ready" in said
+    assert "'srobust rollback 7' withdraws it" in said
+
+
+def test_a_rollback_names_the_incident_with_the_evidence() -> None:
+    said = told(updated().crashes(4).rolled_back(4, NEW, OLD, 60))
+    assert said.splitlines() == [
+        f"update 1 was rolled back: release {NEW} raised ValueError at train.py:12",
+        "'srobust incident 7 4' has the evidence",
+    ]
+
+
+def test_the_table_of_releases_marks_the_one_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    story = updated().asked(2, OLD, When.LAZY, rollback=True, deadline=DEADLINE).tried(2)
+    show(listing(story.events), screen.releases, json=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "2 releases of job 7"
+    (old,) = (line for line in lines if line.startswith(OLD))
+    assert old.startswith(f"{OLD} good 2025-11-30 10:53:20 job 0-60 9f8e7d6c5 main (changed)")
+    (new,) = (line for line in lines if line.startswith(f"> {NEW}"))
+    for part in ("candidate", "61-80", 'update 1 by ada "smaller lr", applied at step 60: candidate'):
+        assert part in new
+    waits = (
+        f"rollback 2 to release {OLD} by ada (uid 1000) on login1: it is tried; it is applied with the next"
+    )
+    assert any(line.startswith(waits) for line in lines)
+    assert "command train.py --lr 1e-4" in lines
+
+
+def test_hostile_names_and_messages_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    story = trained().taken(NEW).asked(1, NEW, message="\x1b[2J\x9b31mgone\nnew line\u202e")
+    show(listing(story.events), screen.releases, json=False)
+    out = capsys.readouterr().out
+    assert not {"\x1b", "\x9b", "\u202e"} & set(out)
