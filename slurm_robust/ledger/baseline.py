@@ -21,7 +21,8 @@ MEDIANS = 144
 class Baseline:
     """Learns what a step takes: the lowest median of a day, which neither noise nor a slow hour moves up.
 
-    A training whose steps become longer for good (another stage, longer sequences) is slow for a day at most.
+    A training whose steps become longer for good (another stage, longer sequences) is slow for a day at most;
+    one whose owner has changed the code, until the new release is good.
     """
 
     def __init__(self) -> None:

@@ -154,6 +154,8 @@ class _Sweep:
         self._generation_pace = (_NEVER, 0.0)
         self._sealed = _sealed(events)
         self._baseline = Baseline()
+        self._good: set[str] = set()  # releases that set the baseline
+        self._release = ""  # the one that an update brought, until it has set the baseline
         self._kind: Kind = (TimeClass.STARTING, "")
         self._trains = False  # the generation has made a step
         self._stopped_ms: int | None = None  # when the ranks were ordered to stop for an update
@@ -193,6 +195,12 @@ class _Sweep:
                 if self._open is not None and self._open.incident == event.incident:
                     self._open = None
                     self._set(incident=0)
+            case ev.UpdateApplied():
+                self._release = event.release
+                self._set_baseline(event.release)
+            case ev.ReleaseJudged(good=True):
+                self._good.add(event.release)
+                self._set_baseline(event.release)
             case ev.StopStarted() if event.update and self._open is None:
                 if not self._trains:
                     self.account.write(at, self._kind)
@@ -417,6 +425,11 @@ class _Sweep:
         if self._updates:
             return TimeClass.UPDATING, phase
         return (TimeClass.RESTORING if phase == startup.RESTORE else TimeClass.STARTING), phase
+
+    def _set_baseline(self, release: str) -> None:
+        """Learn the baseline anew from an update's release, once that is good."""
+        if release == self._release and release in self._good:
+            self._baseline, self._release = Baseline(), ""
 
     def _pace_ms(self) -> float:
         """Return what a step takes: of this generation, else of one before; 0 if nothing is known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -390,6 +391,26 @@ def test_an_update_that_the_run_does_not_live_to_see_costs_no_requeue() -> None:
     found = made(journal, 105)
     assert found["updating: stop"] == 2
     assert found["starting: first step"] > STARTED["starting: first step"]
+
+
+def slower(*, good: bool) -> dict[str, float]:
+    """A job of steps of 1 s whose update makes them 2 s long; the release is judged after 100 s."""
+    journal = started()
+    for second in range(100, 500, 10):
+        journal.progress(second, 1, second - 81)
+    journal.say(ev.StopStarted, 490, generation=1, reason="update 1", update=1).ended(491, 1, 409)
+    journal.say(ev.UpdateApplied, 492, update=1, release="b", before="a", step=409).launch(492, 2, 409)
+    journal.first(502, 2, 410).measured(502, 2, first_step=1)
+    for second in range(512, 702, 10):
+        journal.progress(second, 2, 410 + (second - 502) // 2)
+        if second == 602 and good:
+            journal.say(ev.ReleaseJudged, 602, release="b", good=True, reason="x", step=460)
+    return made(journal, 692)
+
+
+def test_a_release_whose_steps_take_longer_is_slow_until_it_is_good() -> None:
+    assert slower(good=False)["slow"] == pytest.approx(95)
+    assert slower(good=True)["slow"] == pytest.approx(50)
 
 
 def test_steps_of_a_release_that_is_rolled_back_are_done_again() -> None:
