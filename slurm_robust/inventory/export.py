@@ -18,7 +18,14 @@ from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.part import read_sidecar, verify_part
 from slurm_robust.checkpoint.storage_writer import snapshot_of
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore
-from slurm_robust.inventory.listing import JobHere, NoSuchCheckpoint, friendly, open_job, would_restore
+from slurm_robust.inventory.listing import (
+    JobHere,
+    NoSuchCheckpoint,
+    friendly,
+    open_job,
+    releases_of,
+    would_restore,
+)
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
@@ -44,6 +51,8 @@ class Exported(Record):
     written: tuple[int, ...]
     missing: tuple[int, ...]
     damaged: tuple[str, ...]
+    release: str = ""
+    """The release of the job's code that wrote the checkpoint, "" if it is not known."""
 
 
 class OneFolder(CheckpointStore):
@@ -69,7 +78,8 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
 
 def render(job: JobHere, ref: CheckpointId, done: Exported) -> str:
     """Return a line for each damaged copy, then whether the folder is complete."""
-    whole = f"{done.directory}: step {ref.step} of generation {ref.generation}, complete"
+    by = f", written by release {done.release}" if done.release else ""
+    whole = f"{done.directory}: step {ref.step} of generation {ref.generation}{by}, complete"
     end = missing_text(job, ref, done) if done.missing else f"{whole}; load it with dcp.load()"
     return "\n".join([*(f"damaged: {one_line(text)}" for text in done.damaged), end])
 
@@ -117,6 +127,7 @@ def export(job: JobHere, ref: CheckpointId, to: Path, *, quiet: bool) -> Exporte
         written=tuple(written),
         missing=missing,
         damaged=tuple(damaged),
+        release=releases_of(job, [ref]).get(ref.generation, ""),
     )
 
 

@@ -22,7 +22,7 @@ from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder, kind_of
-from slurm_robust.checkpoint.part import verify_part
+from slurm_robust.checkpoint.part import read_sidecar, verify_part
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
@@ -124,6 +124,8 @@ class CheckpointRow(Record):
     here: dict[str, tuple[int, ...]]
     """Ranks whose copies this node has, by tier; -1 for the part that is equal on all ranks."""
     notes: tuple[str, ...]
+    release: str = ""
+    """The release of the job's code that wrote it, "" if it is not known, or the code was in none."""
 
 
 class CheckpointListing(Record):
@@ -213,6 +215,7 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
         if state.training
         else TrainingPosition(training="")
     )
+    releases = releases_of(job, {*stored, *here, *notes})
     rows = [
         CheckpointRow(
             token=str(ref),
@@ -221,6 +224,7 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
             stored=stored.get(ref),
             here={tier: tuple(sorted(set(ranks))) for tier, ranks in here.get(ref, {}).items()},
             notes=tuple(notes.get(ref, ())),
+            release=releases.get(ref.generation, ""),
         )
         for ref in sorted({*stored, *here, *notes}, reverse=True)
     ]
@@ -240,6 +244,23 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
         free=free_on(job.store.path),
         moved_aside=place.moved_aside,
     )
+
+
+def releases_of(job: JobHere, refs: Iterable[CheckpointId]) -> dict[int, str]:
+    """Return for each generation that wrote one of ``refs`` the release that it ran, as far as it is known.
+
+    The journal knows those of the job. Of others a part on storage says it, one for each generation.
+    """
+    found = {e.generation: e.release for e in job.events if isinstance(e, ev.GenerationLaunched)}
+    for ref in refs:
+        if ref.generation in found:
+            continue
+        for path in job.store.parts(ref)[:1]:
+            try:
+                found[ref.generation] = read_sidecar(path).header.release
+            except (CheckpointError, OSError):
+                continue  # another one may say it
+    return found
 
 
 def would_restore(
@@ -278,6 +299,7 @@ def render(listing: CheckpointListing) -> RenderableType:
     for row in listing.rows:
         marks = ["would be restored"] if row.token == listing.restored else []
         marks += ["latest"] if row.token == listing.latest else []
+        marks += [f"release {row.release}"] if row.release else []
         stored = "-"
         if (one := row.stored) is not None:
             of = count(one.of, "part")

@@ -201,6 +201,28 @@ def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.C
     assert rows[8]["stored"] is None
 
 
+def test_each_checkpoint_names_the_release_that_wrote_it(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the journal, and by the part on storage of a generation of an earlier job."""
+    job.write(
+        ev.GenerationLaunched(t=3.0, generation=2, slots=("n1", "n2"), master="n1:1", release="3f2a91c04b7d")
+    )
+    job.to_storage(ref(2, 12), 0, 1)
+    for rank in range(2):
+        tier = DiskTier(job.store, run_id=job.run_id, rank=rank, world_size=2, release="0000000000ff")
+        tier.save(ref(7, 30), state(rank, 30))
+    _, text = call(capsys, "ls", job.directory.path, "--json")
+    assert {row["generation"]: row["release"] for row in json.loads(text)["rows"]} == {
+        2: "3f2a91c04b7d",
+        7: "0000000000ff",
+    }
+    _, text = call(capsys, "ls", job.directory.path)
+    assert "release 3f2a91c04b7d" in " ".join(text.split())
+    _, text = call(capsys, "export", job.directory.path, "12", "--to", tmp_path / "out")
+    assert "generation 2, written by release 3f2a91c04b7d, complete" in text
+
+
 def test_a_job_without_any(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = call(capsys, "ls", job.directory.path)
     assert code == 0
