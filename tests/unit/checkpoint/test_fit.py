@@ -21,6 +21,8 @@ from slurm_robust.checkpoint.fit import (
 )
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, apply, capture
+from slurm_robust.integrations.deepspeed import EngineState
+from slurm_robust.integrations.megatron import TrainingState
 
 
 def network(width: int = 4, *, bias: bool = True) -> nn.Sequential:
@@ -216,9 +218,7 @@ def test_optimizers_may_come_and_go_and_nothing_else_may() -> None:
         discard(capture(before), now)
 
 
-def test_what_has_weights_and_optimizer_in_one_cannot_be_left_out() -> None:
-    class Engine(nn.Module):
-        holds_optimizer = True
-
-    with pytest.raises(EntryMismatch, match="weights and optimizer in one"):
-        without_optimizers(Training(entries={"engine": Engine()}))
+@pytest.mark.parametrize("kind", [EngineState, TrainingState])
+def test_what_has_weights_and_optimizer_in_one_cannot_be_left_out(kind: type[Any]) -> None:
+    with pytest.raises(EntryMismatch, match="entry 'all' has weights and optimizer in one"):
+        without_optimizers(Training(entries={"all": kind.__new__(kind)}))
