@@ -23,7 +23,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Release, ReleaseState, Requester, When
 from slurm_robust.model.state import JobState
-from slurm_robust.releases.compare import summary
+from slurm_robust.releases.compare import ReleaseDiff, summary
 from slurm_robust.releases.compiles import compiled
 from slurm_robust.releases.contents import stored
 from slurm_robust.releases.select import CopyLimits
@@ -112,7 +112,10 @@ class OwnJob:
         if not self.state.release:
             raise self._no_releases()
         self.running = self.store.read(self.state.release)
-        self.config_text = self.store.config_text(self.running.name) if self.running.has_config else ""
+        self.config_text = ""
+        """Of the configuration that the running release brings."""
+        if self.state.configures(self.running.name):
+            self.config_text = self.store.config_text(self.running.name)
         name = f"the configuration of release {self.running.name}"
         self.configuration = with_file(self.plan.config, self.config_text.encode(), name)
         """With which the running release was taken."""
@@ -144,7 +147,8 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
         release = _taken(job, wish)
     for text in release.left_out:
         print(f"left out of the copy: {one_line(text)}", file=sys.stderr)
-    if release.name == job.running.name and wish.from_step < 0 and not wish.discard_optimizer:
+    changed = _difference(job, release)
+    if changed.is_empty and wish.from_step < 0 and not wish.discard_optimizer:
         roots = ", ".join(root.path for root in release.roots)
         raise CannotUpdate(
             f"nothing has changed: the code in {roots}, the arguments and the environment are those of "
@@ -159,7 +163,7 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
         by=requester(),
         deadline_s=wish.deadline_s,
         message=message,
-        changes=_changes(job, release),
+        changes=summary(changed),
         from_step=wish.from_step,
         discard_optimizer=wish.discard_optimizer,
         token=secrets.token_hex(8),
@@ -167,8 +171,8 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
     return _ordered(job, order, wait=wish.wait, json=wish.json)
 
 
-def _changes(job: OwnJob, release: Release) -> tuple[str, ...]:
-    return summary(difference(job.directory, job.running.name, release.name))
+def _difference(job: OwnJob, release: Release) -> ReleaseDiff:
+    return difference(job.directory, job.state, job.running.name, release.name)
 
 
 def requester() -> Requester:
@@ -218,7 +222,7 @@ def rollback(
         when=when,
         by=requester(),
         message=message,
-        changes=_changes(job, release),
+        changes=summary(_difference(job, release)),
         rollback=True,
         from_step=from_step,
         token=secrets.token_hex(8),

@@ -13,6 +13,7 @@ from slurm_robust.model.errors import PreflightError, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
 from slurm_robust.releases.compare import ReleaseDiff, compare
 from slurm_robust.releases.contents import ReleaseContents, stored
 from slurm_robust.releases.store import ReleaseStore
@@ -42,7 +43,7 @@ def diff(name: str, old: str, new: str, *, stat: bool, json: bool, job_dir: str 
     events = load_events(directory)
     state, ran = fold(events), history(events)
     before, after = (release_named(word, state, ran) for word in (old, new))
-    found = difference(directory, before, after)
+    found = difference(directory, state, before, after)
     if stat:
         found = structs.replace(found, patch=(), is_cut=False)
     answer = Difference(old=before, new=after, diff=found)
@@ -50,13 +51,13 @@ def diff(name: str, old: str, new: str, *, stat: bool, json: bool, job_dir: str 
     return 0
 
 
-def difference(directory: JobDirectory, old: str, new: str) -> ReleaseDiff:
+def difference(directory: JobDirectory, state: JobState, old: str, new: str) -> ReleaseDiff:
     """Return what differs between two releases of a job, of the configuration by its keys.
 
     The text of a configuration file may have secrets. Raises ``NoRelease``, ``DamagedRelease``, ``OSError``.
     """
     store = ReleaseStore(directory.releases)
-    before, after = stored(store, old), stored(store, new)
+    before, after = (_stored(store, state, name) for name in (old, new))
     found = compare(before, after)
     if before.config_text == after.config_text:
         return found
@@ -70,6 +71,13 @@ def difference(directory: JobDirectory, old: str, new: str) -> ReleaseDiff:
             for sign, value in (("-", change.before), ("+", change.after))
         ]
     return structs.replace(found, config=tuple(lines))
+
+
+def _stored(store: ReleaseStore, state: JobState, name: str) -> ReleaseContents:
+    """Return a release; the configuration of the job's first one is the job's own, and none of its own."""
+    contents = stored(store, name)
+    is_ours = name in state.taken and not state.configures(name)
+    return contents._replace(config_text="") if is_ours else contents
 
 
 def _configuration(config: JobConfig, contents: ReleaseContents) -> JobConfig:
