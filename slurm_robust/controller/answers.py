@@ -33,6 +33,7 @@ from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import retained, until
+from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.values import parse_number
 from slurm_robust.wire.probes import probe
@@ -188,6 +189,7 @@ def storage_answers(
         saved(tell, "suspect", f"the suspect of {asked.suspect.node}", save)
 
     return {
+        qs.ReadRelease: lambda asked, tell: ReleaseStore(directory.releases).read(asked.name),
         qs.FindCheckpoint: lambda asked, tell: store.complete(),
         qs.Prune: prune,
         qs.SaveEvidence: evidence,

@@ -35,9 +35,10 @@ from slurm_robust.controller.turns import ClockWatch, StorageHold, Turns
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.questions import NoAnswer, StartAgents
+from slurm_robust.engine.units.updates import to_asker
 from slurm_robust.jobdir.place import FolderGone, check_in_place
 from slurm_robust.ledger.summary import summary_of
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
@@ -215,6 +216,9 @@ class Loop:
                 reply, effects = self._core.on_drill(message, now)
                 self._socket.send(identity, reply)
                 self._do(effects)
+            case msg.UpdateJob():
+                self._identities[to_asker(message.token)] = identity
+                self._do(self._core.on_update_request(message, now))
             case msg.ShowStacks():
                 shown, effects = self._core.on_stacks_request(message, now)
                 self._socket.send(identity, shown)
@@ -382,7 +386,7 @@ class Loop:
         def work() -> Callable[[], None]:
             try:
                 return partial(heard, answering(question, tell))
-            except (SlurmError, CommandTimeout, OSError) as error:
+            except (SrobustError, CommandTimeout, OSError) as error:
                 return partial(heard, NoAnswer(reason=str(error), fix=getattr(error, "fix", "")))
 
         self._errands.run(question.what, work, lambda text: heard(NoAnswer(reason=text, is_error=True)))

@@ -18,7 +18,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Effect, HandOver, Say, Send
 from slurm_robust.engine.questions import FindSwitches, NoAnswer, SaveSuspect
-from slurm_robust.engine.transitions import Transition
+from slurm_robust.engine.transitions import ToUpdating, Transition
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.engine.units.copies import HeldCopies
@@ -37,6 +37,7 @@ from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.steps import Steps
 from slurm_robust.engine.units.storage import StorageListing
+from slurm_robust.engine.units.updates import Updates
 from slurm_robust.engine.units.way_back import WayBack
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
 from slurm_robust.model import events as ev
@@ -105,7 +106,8 @@ class Core(Context):
         self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
         self.steps: Final = Steps(self, self.storage, self.incidents, self.start_phases, now)
-        self.standbys: Final = Standbys(self)
+        self.updates: Final = Updates(self, self.checkpoints, lambda: isinstance(self.entered_by, ToUpdating))
+        self.standbys: Final = Standbys(self, self.updates)
         self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
         self.standby_watch: Final = StandbyWatch(self, self.starts, self.companions, self.monitor, self.evict)
@@ -254,6 +256,7 @@ class Core(Context):
             self._stage.enter(self, now)
         self.departure.step(now)
         self.way_back.step(now)
+        self.updates.step(now)
         self.starts.step(now)
         self.standbys.yield_to_training(now)
         self.companions.step(now)
@@ -376,6 +379,13 @@ class Core(Context):
         text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.world.generation})"
         self.record(ev.Noted(t=now.wall, text=text, node=node))
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
+
+    def on_update_request(self, wish: msg.UpdateJob, now: Now) -> list[Effect]:
+        """Take in that the owner wants another release; the answer is sent to
+        :func:`~.units.updates.to_asker`.
+        """
+        self.updates.request(wish, now)
+        return self.on_tick(now)
 
     def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
         """Answer the owner who wants to see what all ranks do; the policy has no say in it."""

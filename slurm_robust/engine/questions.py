@@ -23,6 +23,7 @@ from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.probes import Answers, PortsProbed, ProbeTarget
 from slurm_robust.model.record import Record
+from slurm_robust.model.release import Release
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.leaving import Sentence
 
@@ -200,6 +201,13 @@ class FindCheckpoint(Question[dict[CheckpointId, Tier]]):
     """List all complete checkpoints on storage."""
 
     within_s: ClassVar[float] = 600.0
+
+
+class ReadRelease(Question[Release]):
+    """Read what release ``name`` of the job is."""
+
+    within_s: ClassVar[float] = 30.0
+    name: str
 
 
 class Prune(Question[None]):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, NodeExit, Symptom, Verdict, finds_out_more
+from slurm_robust.model.incident import Blame, NodeExit, RollBack, Symptom, Verdict, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.updates import UpdateBook, UpdateRow
@@ -116,6 +116,12 @@ class IncidentReport(Record):
 
     def _ends(self, generation: int) -> list[ev.GenerationEnded]:
         return [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
+
+    @property
+    def rolled_back(self) -> RollBack | None:
+        """The last rollback of a release that was decided in it, None without one."""
+        actions = (a for e in self.events if isinstance(e, ev.Decided) and e.carried_out for a in e.actions)
+        return next((a for a in reversed(tuple(actions)) if isinstance(a, RollBack)), None)
 
     @property
     def tests(self) -> tuple[ev.NodesTested, ...]:

@@ -564,6 +564,8 @@ class CheckpointRequested(WorldEvent):
     generation: int
     step: int
     reason: str
+    update: int = 0
+    """The update for which ranks begin no other step after it, 0 for none."""
 
 
 class ReleaseTaken(Event):

@@ -239,6 +239,9 @@ class FaultKind(str, Enum):
     SYMPTOM = "symptom"
     """Nothing but the symptom is known, which is the key."""
 
+    RELEASE = "release"
+    """A new release of the job's code; keyed by its name."""
+
     SILENT_END = "silent end"
     REPLAYED = "replayed"
 

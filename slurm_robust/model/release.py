@@ -129,6 +129,8 @@ class Candidate(Record):
     """When it took over, in seconds since 1970."""
     pace: PaceHistory = PaceHistory()
     """What was known of the pace of training when it did."""
+    nodes: tuple[str, ...] = ()
+    """On which it had that pace."""
     since: float = 0.0
     """When its first step was completed, in seconds since 1970; 0 before that."""
     first_step: int = -1

@@ -18,6 +18,7 @@ from slurm_robust.model.incident import (
     RollBack,
     Swap,
 )
+from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Candidate, ReleaseState
 from slurm_robust.model.world import World, follow
@@ -329,8 +330,11 @@ def _(event: ev.Decided, state: JobState) -> JobState:
         elif isinstance(action, GiveUp | Requeue):
             state = msgspec.structs.replace(state, end_started=_end_by(action, event.t))
         elif isinstance(action, RollBack):
-            first = state.candidate.generation if state.candidate is not None else 0
-            worlds = {name: world.without_from(first) for name, world in worlds.items()}
+            first = state.candidate or Candidate(release=action.release, update=0, before=action.to)
+            worlds = {
+                name: world.without_from(first.generation, action.step, first.pace)
+                for name, world in worlds.items()
+            }
             state = msgspec.structs.replace(
                 state,
                 release=action.to,
@@ -434,7 +438,9 @@ def _(event: ev.UpdateApplied, state: JobState) -> JobState:
         generation=world.next_generation,
         applied=event.t,
         pace=world.pace,
+        nodes=world.trained_on,
     )
+    state = _in_world(state, event.world, pace=PaceHistory())  # what the new one does may take longer
     states = {**state.releases, event.release: ReleaseState.CANDIDATE}
     return msgspec.structs.replace(state, candidate=candidate, releases=states)
 

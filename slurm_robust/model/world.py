@@ -98,6 +98,8 @@ class World(Record, dict=True):
     """Only of steps that are multiples of it are snapshots taken."""
     rising: bool = False
     """Whether the local stride may not have risen to where it has to be yet."""
+    held_steps: tuple[int, ...] = ()
+    """Steps of this generation after which its ranks were asked to wait for an update."""
     stored: ev.StorageWritten | None = None
     """The newest that went from memory to storage, in this job."""
     newest_on_storage: CheckpointId | None = None
@@ -158,14 +160,22 @@ class World(Record, dict=True):
             newest_on_storage=stored if stored is not None and stored.step <= step else None,
         )
 
-    def without_from(self, generation: int) -> World:
-        """Return the world in which nothing counts that this generation and later ones have saved."""
+    def without_from(self, generation: int, step: int, pace: PaceHistory) -> World:
+        """Return the world in which nothing counts that this generation and later ones have done.
+
+        ``step`` and ``pace``: how far and how fast training was before them.
+        """
+        incident, before = self.incident, self.until(step)
+        if incident is not None:
+            incident = msgspec.structs.replace(incident, step=min(incident.step, step))
         void = dict.fromkeys(range(generation, self.generation + 1), -1)
         return msgspec.structs.replace(
-            self,
-            sealed={g: step for g, step in self.sealed.items() if g < generation},
+            before,
+            sealed={g: sealed for g, sealed in before.sealed.items() if g < generation},
             unsealed=tuple(g for g in self.unsealed if g < generation),
-            good_steps={**self.good_steps, **void},
+            good_steps={**before.good_steps, **void},
+            incident=incident,
+            pace=pace,
         )
 
 
@@ -202,6 +212,7 @@ def _(event: ev.GenerationLaunched, world: World) -> World:
         running=True,
         stopping=None,
         saving=None,
+        held_steps=(),
         steps_here=-1,
         restored=event.restore,
         restored_tiers=event.tiers,
@@ -248,6 +259,13 @@ def _(event: ev.SymptomAdded, world: World) -> World:
 @follow.register
 def _(event: ev.IncidentClosed, world: World) -> World:
     return msgspec.structs.replace(world, incident=None)
+
+
+@follow.register
+def _(event: ev.CheckpointRequested, world: World) -> World:
+    return (
+        msgspec.structs.replace(world, held_steps=(*world.held_steps, event.step)) if event.update else world
+    )
 
 
 @follow.register

@@ -22,10 +22,12 @@ from slurm_robust.model.incident import (
     Symptom,
     Verdict,
 )
+from slurm_robust.model.release import Candidate
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.ladder import LADDER, place_of
 from slurm_robust.policy.replacement import go_on_without, leave_drained, move_ranks, replace_nodes
 from slurm_robust.policy.restore import cannot_reshard
+from slurm_robust.policy.rollback import before_giving_up, blames_release, roll_back, way_back
 from slurm_robust.policy.rules import Rules, exceeded, without_progress
 
 TESTS = 5  # the rung
@@ -39,13 +41,20 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
         reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
         give_up = GiveUp(code=root.exit.code, reason=reason)
         return Decided(t=now, incident=state.incidents, actions=(give_up,), reason=reason)
+    back = way_back(state, rules)
     unfit = next((e for e in fault.exits if cannot_reshard(e.exit)), None)
     if unfit is not None and unfit.exit.error is not None:
         reason = f"the checkpoint does not fit this number of ranks: {unfit.exit.error.message}"
+        if back is not None:
+            return _roll_back(back, reason, state, fault, now, rules)
         give_up = GiveUp(code=ExitCode.CONFIG, reason=reason)
         return Decided(t=now, incident=state.incidents, actions=(give_up,), reason=reason)
     verdict = next(v for v in (rung(fault, rules, state) for rung in LADDER) if v is not None)
+    if back is not None and blames_release(state, fault, verdict, rules):
+        return _roll_back(back, verdict.reason, state, fault, now, rules, verdict.confidence)
     stop = exceeded(state, verdict, rules.limits, now)
+    if stop is not None and back is not None and before_giving_up(state, verdict, rules):
+        return _roll_back(back, f"{verdict.reason}; {stop}", state, fault, now, rules, verdict.confidence)
     if stop is not None:
         return _last_resort(state, fault, verdict, stop, now, rules)
     actions, how = _answer(state, fault, verdict, rules)
@@ -99,6 +108,29 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     if kind is FaultKind.RESTORE:
         return (Restart(),), "restart from another copy"
     return (Restart(),), "restart in place"
+
+
+def _roll_back(
+    candidate: Candidate,
+    why: str,
+    state: JobState,
+    fault: Fault,
+    now: float,
+    rules: Rules,
+    confidence: float = 1.0,
+) -> Decided:
+    """Go back to the release before. No bound holds it up: each release is rolled back once."""
+    verdict, actions, how = roll_back(candidate, why, state, confidence)
+    both, left = leave_drained(state, actions, rules)
+    how = ", ".join(filter(None, (how, left)))
+    return Decided(
+        t=now,
+        incident=state.incidents,
+        actions=both,
+        reason=f"{verdict.reason}: {how}",
+        verdict=verdict,
+        place=place_of(fault, state),
+    )
 
 
 def _last_resort(

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.progress import FINISHED, RESTORE, RETURNED, PaceHistory
+from slurm_robust.model.progress import FINISHED, RESTORE, RETURNED, UPDATE, PaceHistory
 from slurm_robust.model.record import Record
 
 WINDOW = 1000
@@ -58,9 +58,9 @@ COLD_FACTOR = 4.0
 DOUBT_FACTOR = 4.0
 """After each hang that may have been slow work the next bound is this many times longer."""
 
-UNLEARNED = (RESTORE, FINISHED, RETURNED)
-"""How long these take says nothing of the next time: it depends on the place of the copy, and on the
-script.
+UNLEARNED = (RESTORE, FINISHED, RETURNED, UPDATE)
+"""How long these take says nothing of the next time: it depends on the place of the copy, on the script, and
+on the controller.
 """
 
 

@@ -76,6 +76,6 @@ class Deciding:
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
                 return ToSaving(then=ToEnding(code=code, reason=reason, final=action.is_for_good))
-            case inc.Replace() | inc.Swap():
-                pass  # the Decided event itself has changed the slots
+            case inc.Replace() | inc.Swap() | inc.RollBack():
+                pass  # the Decided event itself has changed the slots, or the release
         return None

@@ -221,7 +221,7 @@ class Observing:
 def _go_on_stopping(begun: ev.StopStarted) -> ToStopping:
     """Return to the stage of the earlier controller, with what is known of the fault."""
     fault = Fault(symptom=begun.symptom, detail=begun.reason) if begun.symptom is not None else None
-    return ToStopping(reason=begun.reason, fault=fault)
+    return ToStopping(reason=begun.reason, fault=fault, update=begun.update)
 
 
 class Reconnecting:

@@ -133,7 +133,8 @@ class Gathering:
             return None
         if not core.storage.settle(now):
             return None
-        point = core.checkpoints.restore_point(now)
+        update = core.updates.ready
+        point = core.checkpoints.restore_point(now, until=update.from_step if update is not None else -1)
         if point is None:
             core.storage.ask_again(now)
         return point

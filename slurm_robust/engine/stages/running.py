@@ -20,11 +20,13 @@ from slurm_robust.engine.transitions import (
     ToRunning,
     ToSaving,
     ToStopping,
+    ToUpdating,
     Transition,
 )
 from slurm_robust.engine.units.scheduler import CheckpointScheduler
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.model.release import UpdateEnd
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import format_tiers
 from slurm_robust.util.hostlist import fold
@@ -51,6 +53,8 @@ class Launching:
 
     def enter(self, core: Core, now: Now) -> None:
         """Choose the rendezvous, and send the orders."""
+        if (update := core.updates.ready) is not None:
+            self._take_along(core, update, now)
         point, plan, state = self._point, self._point.plan, core.state
         if point.given_away:
             core.note(point.given_away, "", now)
@@ -66,6 +70,7 @@ class Launching:
                 restore=plan.ref if plan else None,
                 tiers=plan.tiers if plan else {},
                 layout=point.layout,
+                release=state.release,
             )
         )
         if plan is not None:
@@ -89,6 +94,31 @@ class Launching:
         self._since = now.mono
         self._send(core, now)
 
+    def _take_along(self, core: Core, update: ev.UpdateRequested, now: Now) -> None:
+        """Have this generation run the release of the update that waits."""
+        state, step = core.state, self._point.step
+        if 0 <= update.from_step < step:
+            reason = f"no checkpoint of step {update.from_step} or before is in reach any more"
+            core.record(
+                ev.UpdateEnded(t=now.wall, update=update.update, how=UpdateEnd.REFUSED, reason=reason)
+            )
+            core.emit(Say(text=f"update {update.update} is refused: {reason}"))
+            return
+        recovery = state.applying != update.update
+        core.record(
+            ev.UpdateApplied(
+                t=now.wall,
+                update=update.update,
+                release=update.release,
+                before=state.release,
+                step=max(state.world.best_step, step),
+                checkpoint=self._point.plan.ref if self._point.plan is not None else None,
+                recovery=recovery,
+            )
+        )
+        with_it = "; this recovery takes it along" if recovery else ""
+        core.emit(Say(text=f"update {update.update}: ranks run release {update.release} now{with_it}"))
+
     def _write_orders(self, core: Core, first: Heartbeat) -> None:
         state, placement, plan = core.state, core.world.placement, self._point.plan
         for slot, node in enumerate(placement.slots):
@@ -110,6 +140,7 @@ class Launching:
                 stride=state.world.stride,
                 announce_step=state.world.incident.step + 1 if state.world.incident else 0,
                 local_stride=state.world.local_stride,
+                release=state.release,
                 discard_optimizer=state.discards_optimizer_of(state.world.restored),
             )
 
@@ -179,6 +210,7 @@ class Running:
         seen = core.steps.follow(now)
         if seen is not None and self._scheduler is not None:
             self._scheduler.step(seen.records, seen.slowest, now)
+            core.updates.judge(seen.slowest, now)
         if (last := last_exits(core, now)).is_done:  # before an order to end, which came too late
             core.steps.write(now, force=True)
             end = ToEnding(code=0, reason=last.reason)
@@ -204,6 +236,10 @@ class Running:
         fault = core.monitor.check(now)
         if fault is not None:
             return self._on_detected(core, fault, now)
+        if (fault := core.updates.slow()) is not None:
+            return leave(core, self._agents, fault, now)
+        if core.world.incident is None and core.updates.due(now) is not None:
+            return ToUpdating(agents=self._agents)
         core.tend(now)
         return None
 

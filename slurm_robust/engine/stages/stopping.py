@@ -12,6 +12,7 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.engine.stages.watch import conclude, current_agents, ended_with
 from slurm_robust.engine.transitions import (
     ToEnding,
+    ToGathering,
     ToRequeueing,
     ToSaving,
     ToStopping,
@@ -35,11 +36,12 @@ SLOW_S = 10.0
 class Stopping:
     """Stops the workers, seals the generation's newest checkpoint, and says what happened.
 
-    Serves failures, the approaching end and an order to leave alike; they differ in what follows.
+    Serves failures, the approaching end, an order to leave and updates alike; they differ in what follows.
     """
 
     def __init__(self, begin: ToStopping) -> None:
         self._reason, self._fault, self._waited = begin.reason, begin.fault, begin.waited
+        self._update = begin.update
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
@@ -58,7 +60,11 @@ class Stopping:
         elif core.world.running:
             symptom = self._fault.symptom if self._fault is not None else None
             begun = ev.StopStarted(
-                t=now.wall, generation=core.world.generation, reason=self._reason, symptom=symptom
+                t=now.wall,
+                generation=core.world.generation,
+                reason=self._reason,
+                symptom=symptom,
+                update=self._update,
             )
             core.record(begun)
         before_s = now.mono - self._since
@@ -212,10 +218,17 @@ class Stopping:
         if core.leaving:
             return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
         is_well = not any(e.exit.failed for e in self._exits) and not self._lost
-        ending = core.ending or (self._reason if self._fault is None and not self._waited else None)
+        follows = self._fault is not None or self._waited or self._update
+        ending = core.ending or (None if follows else self._reason)
         if ending and (is_well or core.departure.termed):
             return before_the_end(core, ending, now, warned=True)
-        return conclude(core, self._ended_with(core, now), now, waited=self._waited)
+        if self._update and is_well and not self._stuck:
+            return ToGathering()
+        fault = self._ended_with(core, now)
+        if self._update:
+            fault = _met_by_update(fault)
+            core.incidents.open(fault, now)
+        return conclude(core, fault, now, waited=self._waited)
 
     def _ended_with(self, core: Core, now: Now) -> Fault:
         root = root_exit(self._exits, core.log_rules)
@@ -225,6 +238,16 @@ class Stopping:
         unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
+
+
+def _met_by_update(fault: Fault) -> Fault:
+    """Return the fault that came while ranks were about to be stopped for an update, with what shows it."""
+    if fault.root is not None:
+        detail = f"{fault.root.exit.describe()} on {fault.root.node}"
+        return structs.replace(fault, symptom=Symptom.WORKER_EXIT, detail=detail)
+    nodes = fault.lost or fault.stuck
+    what = "did not answer" if fault.lost else "could not end their workers"
+    return structs.replace(fault, symptom=Symptom.NODE_LOST, detail=f"{fold(nodes)} {what}")
 
 
 def _last_lines(exit: WorkerExit) -> str:

@@ -22,6 +22,7 @@ from slurm_robust.engine.stages.stopping import Stopping
 from slurm_robust.engine.stages.storing import Storing
 from slurm_robust.engine.stages.testing import Testing
 from slurm_robust.engine.stages.unreachable import Unreachable
+from slurm_robust.engine.stages.updating import Updating
 from slurm_robust.engine.transitions import (
     ToGathering,
     ToReconnecting,
@@ -45,6 +46,7 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
     to.ToObserving: Observing,
     to.ToUnreachable: Unreachable,
     to.ToCheckpointing: Checkpointing,
+    to.ToUpdating: Updating,
     to.ToStopping: Stopping,
     to.ToDeciding: Deciding,
     to.ToTesting: Testing,

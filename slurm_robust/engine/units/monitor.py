@@ -68,6 +68,11 @@ class Monitor:
         self._held_up.add(seconds, now.mono, passed_s=0.0 if stood_still else seconds)
         self._pace.hold_up(now.mono)
 
+    def remember(self, now: Now) -> None:
+        """Write down what is known of the pace of training by now."""
+        self._follow(now)
+        self._learn(now, force=True)
+
     def confirm_hang(self, now: Now) -> None:
         """Confirm a hang, since its processes did nothing at all: the bound that showed it is right."""
         self._follow(now)

@@ -10,7 +10,7 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Fault, NodeExit, Verdict
-from slurm_robust.policy import restore
+from slurm_robust.policy import restore, rollback
 from slurm_robust.policy.restore import RestorePlan
 
 
@@ -28,7 +28,12 @@ class PassedOver:
         self._context, self._choose = context, choose
 
     def judge_restored(self, exits: tuple[NodeExit, ...], now: Now, good_step: int | None) -> None:
-        """Ban the checkpoint that the generation began with, if its exits or numbers speak against it."""
+        """Ban the checkpoint that the generation began with, if its exits or numbers speak against it.
+
+        Wrong numbers of a release that can be rolled back speak against that release.
+        """
+        if rollback.way_back(self._context.state, self._context.rules) is not None:
+            good_step = None
         self._ban(restore.against(self._context.state, [e.exit for e in exits], good_step=good_step), now)
 
     def judge_failure(self, fault: Fault, verdict: Verdict | None, now: Now) -> None:

@@ -9,6 +9,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import EndStandbyTest, NoAnswer, TestNodes
+from slurm_robust.engine.units.updates import Updates
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
@@ -51,8 +52,8 @@ class _Test:
 class Standbys:
     """Called while training runs. Nothing here is critical: what is lost is sent again."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, updates: Updates) -> None:
+        self._context, self._updates = context, updates
         self._generation = 0
         self._since = 0.0  # when this generation was first seen to train
         self._sent: dict[str, tuple[str, float]] = {}  # by node: to which agent, when last
@@ -132,7 +133,8 @@ class Standbys:
     def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
         """Begin one quick test at a time. A node that its inspection finds wrong has been evicted before."""
         for node, heartbeat in heartbeats.items():
-            if self._is_to_be_tested(node, now) and heartbeat.ready and not _rehearses(heartbeat):
+            is_free = heartbeat.ready and not _rehearses(heartbeat) and not self._updates.uses(node)
+            if is_free and self._is_to_be_tested(node, now):
                 self._tests += 1
                 self._tried[node] = self._tried.get(node, 0) + 1
                 self._test = _Test(self._tests, node, now.mono)
@@ -186,7 +188,7 @@ class Standbys:
         reason, took_s = rehearsal.reason, rehearsal.took_s
         if not heartbeat.ready:
             stage = StandbyStage.LOADING
-        elif rehearsal.state in _REHEARSED:
+        elif rehearsal.state in _REHEARSED and self._counts(rehearsal):
             stage = _REHEARSED[rehearsal.state]
         elif self._test is not None and self._test.node == node:
             stage = StandbyStage.TESTING
@@ -199,6 +201,11 @@ class Standbys:
         return ev.StandbyChanged(
             t=now.wall, node=node, stage=stage, reason=reason, took_s=took_s, loaded=heartbeat.loaded
         )
+
+    def _counts(self, rehearsal: Rehearsal) -> bool:
+        """Return whether it goes on, or says something of the release that ranks run."""
+        is_this = rehearsal.release == self._context.state.release
+        return is_this or rehearsal.state is RehearsalState.RUNNING
 
     def _tell_if_alike(self, what: str, reason: str, now: Now) -> None:
         if reason and what not in self._told:
@@ -216,9 +223,9 @@ class Standbys:
             return
         for node, heartbeat in heartbeats.items():
             last = rehearsals.get(node)
-            is_due = last is None or last.state is RehearsalState.ENDED
+            is_due = last is None or last.state is RehearsalState.ENDED or not self._counts(last)
             is_free = heartbeat.ready and heartbeat.phase in (Phase.IDLE, Phase.ENDED)
-            if not is_due or not is_free or node in self._context.state.aside:
+            if not is_due or not is_free or node in self._context.state.aside or self._updates.uses(node):
                 continue
             if not self._context.knows(node, Rehearse):
                 continue
@@ -239,6 +246,7 @@ class Standbys:
             steps=config.rehearse_steps,
             limit_s=config.rehearse_s,
             writes=config.rehearse_writes,
+            release=state.release,
         )
 
 

@@ -20,6 +20,7 @@ from slurm_robust.engine import questions as qs
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.table import begin, build
+from slurm_robust.engine.units.updates import to_asker
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
@@ -28,6 +29,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.probes import Answers, PortsProbed
+from slurm_robust.model.release import Release
 from slurm_robust.policy.leaving import Sentence
 from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.slurm.companion import Lent, companion_name
@@ -36,7 +38,7 @@ from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.step_output import step_end, task_ends
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from slurm_robust.testing.sim.environment import Environment
+from slurm_robust.testing.sim.environment import Environment, release_of
 from slurm_robust.testing.sim.node import SimAgent, SimNode
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import EpochRecord
@@ -126,6 +128,7 @@ class SimController:
             qs.AskForDrains: lambda asked: self._steps.drains(asked.nodes),
             qs.FindCheckpoint: self._find_checkpoint,
             qs.Prune: self._prune,
+            qs.ReadRelease: self._read_release,
             qs.GiveBack: self._give_back,
             qs.ShrinkJob: lambda asked: self._shrink(asked.nodes),
             qs.TestNodes: lambda asked: self._tested(asked.nodes, TESTS if asked.quick else LONG_TESTS),
@@ -149,6 +152,8 @@ class SimController:
         wall = self.now().wall
         if not journal:
             journal.append(plan.started(wall, "simulated"))
+            if plan.release is not None:
+                journal.append(ev.ReleaseTaken(t=wall, release=plan.release))
         if fold(journal).own_node != taken_from:
             taken_from = why = ""
         journal.append(
@@ -219,6 +224,10 @@ class SimController:
         reply, effects = self.core.on_drill(drill, self.now())
         self._do(effects)
         return reply
+
+    def update(self, wish: msg.UpdateJob) -> None:
+        """Take in that the owner wants another release."""
+        self._post(lambda: self._do(self.core.on_update_request(wish, self.now())))
 
     def hear_step(self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool) -> None:
         """Hear that the srun of agents, or one of its tasks, has ended with this output."""
@@ -422,6 +431,9 @@ class SimController:
     # -- its hands ---------------------------------------------------------------------------------
 
     def _send(self, effect: fx.Send) -> None:
+        if isinstance(effect.message, msg.UpdateReply):
+            self.env.answers[effect.node.removeprefix(to_asker(""))] = effect.message
+            return
         self.env.note_sent(effect.node, effect.message)
         agent = self._agents.get(effect.node)
         if agent is not None:
@@ -502,6 +514,11 @@ class SimController:
         if not (self.env.storage.hangs or self.env.storage.fails):
             keep = self.plan.config.checkpoint.keep
             self.env.storage.prune(asked.sealed, asked.generation, keep, asked.needed)
+
+    def _read_release(self, asked: qs.ReadRelease) -> Release:
+        if self.env.storage.fails or asked.name not in self.env.releases:
+            raise OSError(f"releases/{asked.name}/release.json: No such file or directory")
+        return release_of(asked.name)
 
     def _give_back(self, asked: qs.GiveBack) -> qs.SlurmAnswer:
         self._shrink((asked.node,))

@@ -11,13 +11,15 @@ from typing import Any, Protocol
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine import questions as qs
+from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
+from slurm_robust.model.release import Release
 from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.sim.network import Network
 from slurm_robust.testing.sim.timeline import Timeline
 from slurm_robust.testing.sim.training import FakeStorage
 from slurm_robust.wire.epochs import EpochRecord
-from slurm_robust.wire.messages import Ack, FromController
+from slurm_robust.wire.messages import Ack, FromController, UpdateReply
 
 Mailbox = Callable[[str, bytes], None]
 """Takes a message, and the id of the agent that has sent it."""
@@ -83,6 +85,30 @@ class SimulatedPace(Record):
     """Seconds from Slurm's SIGTERM to its SIGKILL (KillWait)."""
 
 
+class SimulatedRelease(Record):
+    """A release of the simulated script, by what is wrong with it."""
+
+    imports: dict[str, str] = {}
+    """Nodes on which its imports fail, and why."""
+    rehearsal: str = ""
+    """Why rehearsals of it fail; they pass without."""
+    fails_at: int = -1
+    """The first step after which one of its ranks raises an exception; -1: none does."""
+    hangs_at: int = -1
+    """The first step after which one of its ranks stands still."""
+    spoils_at: int = -1
+    """The step from which its numbers are not finite."""
+    factor: float = 1.0
+    """How many times as long as others its steps take."""
+    fits: bool = True
+    """Its model fits checkpoints of other releases."""
+
+
+def release_of(name: str) -> Release:
+    """Return what the job directory says of a simulated release."""
+    return Release(name=name, kind=CommandKind.SCRIPT, command=("train.py",))
+
+
 class Environment:
     """One simulation, without its nodes and its controllers."""
 
@@ -98,6 +124,12 @@ class Environment:
         """What a test answers to questions of a kind, in place of the pretended world."""
         self.sent: list[tuple[str, FromController]] = []
         """What controllers have sent to the agent of a node, without acknowledgements."""
+        self.releases: dict[str, SimulatedRelease] = {}
+        """What is in the job's ``releases/``, by name."""
+        self.ran: dict[int, str] = {}
+        """The release that each generation runs."""
+        self.answers: dict[str, UpdateReply] = {}
+        """What controllers have answered to requests for updates, by their tokens."""
         self.mailboxes: dict[int, tuple[str, Mailbox]] = {}
         """By the epoch of a controller that lives its node, and what takes its messages."""
         self._pids = 1000

@@ -38,6 +38,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.journal import fold
+from slurm_robust.model.release import Requester, When
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import takeover
@@ -50,10 +51,24 @@ from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.testing.sim.controller import SimController
-from slurm_robust.testing.sim.environment import Environment, Reply, SimulatedPace
+from slurm_robust.testing.sim.environment import (
+    Environment,
+    Reply,
+    SimulatedPace,
+    SimulatedRelease,
+    release_of,
+)
 from slurm_robust.testing.sim.node import SimNode
-from slurm_robust.testing.sim.training import Rank, SimulatedTraining
-from slurm_robust.wire.messages import Drill, DrillReply, FromController, Phase, TakeStacks
+from slurm_robust.testing.sim.training import Rank, SimulatedTraining, doing
+from slurm_robust.wire.messages import (
+    Drill,
+    DrillReply,
+    FromController,
+    Phase,
+    TakeStacks,
+    UpdateJob,
+    UpdateReply,
+)
 
 E = TypeVar("E", bound=ev.AnyEvent)
 
@@ -104,6 +119,7 @@ class Sim:
         segment: int = 0,
         batch_host: str = "",
         replies: Mapping[type[qs.Question[Any]], Reply] | None = None,
+        release: str = "",
         history: Iterable[ev.AnyEvent] = (),
     ) -> None:
         """``nodes`` hold ranks, ``spares`` stand by, and ``others`` are free for a next run.
@@ -114,7 +130,8 @@ class Sim:
         rack, which is a block of Slurm's and an NVLink clique; ``segment``: nodes of each segment that the
         owner asks for. ``batch_host``: where the
         batch script runs, if not on the first node of the job. ``replies``: what the test answers to
-        questions of a kind, from the first one on, see :meth:`answer`. ``history``: the journal so far.
+        questions of a kind, from the first one on, see :meth:`answer`. ``release``: the first release of the
+        job, "" for a job without. ``history``: the journal so far.
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
@@ -165,6 +182,10 @@ class Sim:
         self._slots, self._spares = nodes, spares
         self._ranks_per_node, self._gpus_per_node = ranks_per_node, gpus_per_node
         self._leap_s, self._shared, self._batch_host = leap_s, shared, batch_host
+        self._release = release
+        self._requests = 0
+        if release:
+            self.has_release(release)
         self._planned: list[float] = []
         self._controllers: list[SimController] = []  # that live
         self._plan: RunPlan | None = None
@@ -496,6 +517,47 @@ class Sim:
         assert self.controller is not None
         return self.controller.drill(Drill(fault=fault, rank=rank))
 
+    def has_release(self, name: str, release: SimulatedRelease | None = None) -> None:
+        """Put a release into the job's folder; without ``release`` nothing is wrong with it."""
+        self.env.releases[name] = release or SimulatedRelease()
+        self.training.factors[name] = self.env.releases[name].factor
+
+    def update(
+        self,
+        name: str,
+        when: When = When.NOW,
+        *,
+        deadline_s: float | None = None,
+        rollback: bool = False,
+        from_step: int = -1,
+    ) -> str:
+        """Ask for a release, as the owner does; the token by which :meth:`reply` finds the answer.
+
+        Nobody hears it while there is no controller.
+        """
+        self._requests += 1
+        wish = UpdateJob(
+            release=name,
+            when=when,
+            by=Requester(user="ada", uid=1000, host="login1"),
+            deadline_s=deadline_s,
+            rollback=rollback,
+            from_step=from_step,
+            token=f"request {self._requests}",
+        )
+        self.ask_update(wish)
+        return wish.token
+
+    def ask_update(self, wish: UpdateJob) -> None:
+        """Send a request for an update, the first time or again."""
+        if self.controller is not None:
+            self.controller.update(wish)
+
+    def reply(self, token: str) -> UpdateReply:
+        """Let the answer to a request come."""
+        self.run_until(lambda: token in self.env.answers, within_s=60.0)
+        return self.env.answers[token]
+
     def run_dies(self) -> None:
         """Kill all of this run in one moment, and requeue the job: nothing of the run prepares the next one.
 
@@ -529,12 +591,29 @@ class Sim:
         if self._takes_snapshots:
             # A leap passes over steps; of those that are kept only the newest matter.
             strides = {stride for rank in ranks.values() for stride in (rank.stride, rank.local_stride)}
-            for newest in sorted({step - step % stride for stride in strides}):
+            held = {step} if any(self.env.now < rank.held_until for rank in ranks.values()) else set[int]()
+            for newest in sorted({step - step % stride for stride in strides} | held):
                 self._keep(ranks, CheckpointId(step=newest, generation=generation))
+        self._misbehave(ranks, step)
         for name in {rank.node: None for rank in ranks.values()}:
             for agent in list(self.nodes[name].agents.values()):
                 if any(rank.generation == generation for rank in agent.ranks.values()):
                     agent.on_step(step)
+
+    def _misbehave(self, ranks: Mapping[int, Rank], step: int) -> None:
+        """Do what is wrong with the release that these ranks run."""
+        rank = next(iter(ranks.values()))
+        release = self.env.releases.get(rank.launch.release)
+        if release is None:
+            return
+        if 0 <= release.fails_at <= step:
+            error = WorkerError(type="ValueError", message="unknown option", file="train.py", line=40)
+            self.env.timeline.after(0.0, partial(self.nodes[rank.node].end_worker, rank, code=1, error=error))
+        if 0 <= release.hangs_at <= step:
+            stacks = doing(rank.rank, rank.node, "wait@train.py", "main@train.py")
+            rank.stopped, rank.shows = True, lambda _: stacks
+        if 0 <= release.spoils_at <= step + 1:
+            rank.spoils = True
 
     @property
     def _takes_snapshots(self) -> bool:
@@ -544,7 +623,8 @@ class Sim:
         """Keep what each rank keeps of a step, and have it sent to peers if it goes there."""
         sent = {}
         for number, rank in ranks.items():
-            if ref.step > rank.kept and ref.step % rank.local_stride == 0:
+            is_held = ref.step == rank.step and self.env.now < rank.held_until
+            if ref.step > rank.kept and (is_held or ref.step % rank.local_stride == 0):
                 rank.kept = ref.step
                 self._hold(rank, ref)
                 if ref.step % rank.stride == 0:
@@ -702,6 +782,7 @@ class Sim:
             segment=job.segment,
             blocks={node: block.name for block in self.cluster.switches for node in block.nodes},
             start=f"start {job.restart_count}",
+            release=release_of(self._release) if self._release else None,
         )
         self._is_over = False
         self._given.clear()

@@ -22,7 +22,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.progress import SnapshotTimes, Traffic
 from slurm_robust.model.standby import Rehearsal, RehearsalState
-from slurm_robust.testing.sim.environment import Environment
+from slurm_robust.testing.sim.environment import Environment, SimulatedRelease
 from slurm_robust.testing.sim.training import Rank, SimulatedTraining
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL
@@ -34,6 +34,7 @@ OWN_BUFFERS, STRIDE_BUFFERS, PEER_BUFFERS = 3, 2, 2
 REPORT_S = (0.002, 0.02)
 """Until an agent hears of its own node's processes and files."""
 
+_UNCHANGED = SimulatedRelease()
 REHEARSAL_S = (5.0, 20.0)
 COPY_PORT, PROBE_PORT, FIRST_PORT = 5000, 6000, 4000
 LOST_PEER = WorkerError(
@@ -290,6 +291,7 @@ class SimAgent:
             msg.Rehearse: self._rehearse,
             do.EndRehearsal: lambda order: self._watch_gpus() if order.watch_gpus else None,
             msg.Load: self._load,
+            msg.TryRelease: self._try_release,
             do.RenewPort: lambda order: self._renew_port(),
             do.ForgetRecords: lambda order: self.ranks.clear(),
             do.SendHeartbeat: lambda order: self._want(),
@@ -401,6 +403,10 @@ class SimAgent:
         for rank in self.ranks.values():
             if 0 <= rank.wanted <= ref.step:
                 rank.wanted = -1
+                if rank.hold_s and rank.kept >= ref.step:
+                    rank.published = ref.step  # in memory, which is enough
+                    self._wanted = True
+                    continue
                 self._after(self._env.pace.write_s, partial(self._publish, rank, ref))
 
     # -- its turns ---------------------------------------------------------------------------------
@@ -511,6 +517,7 @@ class SimAgent:
 
     def _spawn(self, launch: msg.Launch) -> None:
         env = self._env
+        env.ran[launch.generation] = launch.release
         self._flush = self._flushed = self._flush_asked = -1
         self._unflushed = ""
         self.ranks = {
@@ -544,8 +551,22 @@ class SimAgent:
             error = WorkerError(type=name, message=f"no part of rank {rank.rank} of {restore}")
             self.node.end_worker(rank, code=UNUSABLE_COPY, error=error)
             return
+        release = self._env.releases.get(rank.launch.release, _UNCHANGED)
+        if restore is not None and not release.fits and self._writer(restore) != rank.launch.release:
+            error = WorkerError(
+                type="slurm_robust.checkpoint.errors.EntryMismatch",
+                message="head.weight is (10, 64) in the checkpoint and (12, 64) here",
+                file="train.py",
+                line=8,
+            )
+            self.node.end_worker(rank, code=1, error=error)
+            return
         rank.restored, rank.restored_s = True, self._env.now - rank.begun
         self.node.training.enter(rank)
+
+    def _writer(self, ref: CheckpointId) -> str:
+        """Return the release that has taken this checkpoint."""
+        return self._env.ran.get(ref.generation, "")
 
     def _reads(self, source: RestoreSource, ref: CheckpointId) -> bool:
         """Return whether what a launch names is there."""
@@ -606,7 +627,7 @@ class SimAgent:
     def _ask_checkpoint(self, order: msg.RequestCheckpoint) -> None:
         for rank in self.ranks.values():
             if rank.step < order.step and rank.published < order.step:
-                rank.wanted = order.step
+                rank.wanted, rank.hold_s = order.step, order.hold_s
 
     def _publish(self, rank: Rank, ref: CheckpointId) -> None:
         if self._env.storage.hangs or not self.node.writes or self._refusal(ref.step):
@@ -703,7 +724,7 @@ class SimAgent:
 
         def over() -> None:
             took_s = self._env.now - begun
-            why = self.node.rehearsal
+            why = self.node.rehearsal or self._env.releases.get(order.release, _UNCHANGED).rehearsal
             state = RehearsalState.FAILED if why else RehearsalState.PASSED
             rehearsal = Rehearsal(number=number, state=state, reason=why, took_s=took_s)
             self.take(do.RehearsalOver(rehearsal=rehearsal, pid=0))
@@ -712,6 +733,11 @@ class SimAgent:
 
     def _load(self, order: msg.Load) -> None:
         self._after(self._env.pace.zygote_s, lambda: self.take(LoadOver(number=order.number)))
+
+    def _try_release(self, order: msg.TryRelease) -> None:
+        why = self._env.releases[order.release].imports.get(self.node.name, "")
+        tried = msg.Tried(number=order.number, ok=not why, text=why)
+        self._after(self._env.pace.zygote_s, lambda: self.take(do.ReleaseTried(tried=tried)))
 
     def _renew_port(self) -> None:
         self._book.port += 1

@@ -6,10 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import UPDATE, Progress
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.policy.restore import retained
 from slurm_robust.testing.sim.timeline import Timeline
@@ -49,6 +50,9 @@ class Rank:
     """The newest step that it has put on storage at request."""
     wanted: int = -1
     """The step of which a checkpoint was requested."""
+    hold_s: float = 0.0
+    """For how long it then begins no other step."""
+    held_until: float = -math.inf
     stride: int = 0
     """Multiples of it go to peers, as it knows."""
     local_stride: int = 0
@@ -80,6 +84,9 @@ class Rank:
             age_s = now - (self.at if self.step >= 0 else self.begun)
             return Progress(rank=self.rank, step=self.step, reported=False, age_s=age_s)
         bad = 0 <= self.bad_step <= self.step
+        phase, phase_s = self.phase, now - self.phase_at
+        if now < self.held_until:
+            phase, phase_s = UPDATE, now - self.at
         return Progress(
             rank=self.rank,
             step=self.step,
@@ -87,8 +94,8 @@ class Rank:
             age_s=now - (self.at if self.step >= 0 else self.begun),
             loss=None if self.step < 0 else math.nan if bad else self.loss,
             checkpoint=self.published,
-            phase=self.phase,
-            phase_s=now - self.phase_at,
+            phase=phase,
+            phase_s=phase_s,
             bad_step=self.bad_step if bad else -1,
             restored=self.restored,
         )
@@ -115,6 +122,8 @@ class SimulatedTraining:
         self.steps, self.step_s = steps, step_s
         self.slow: dict[int, float] = {}
         """Factors by which ranks are slower."""
+        self.factors: dict[str, float] = {}
+        """How many times as long as others steps of a release take."""
         self.newest = -1
         """The newest step that was ever completed."""
         self.reports = True
@@ -149,7 +158,9 @@ class SimulatedTraining:
         self._plan(generation, self._timeline.now)
 
     def _plan(self, generation: int, begins: float) -> None:
-        slowest = max((self.slow.get(rank, 1.0) for rank in self._members[generation]), default=1.0)
+        members = self._members[generation]
+        slowest = max((self.slow.get(rank, 1.0) for rank in members), default=1.0)
+        slowest *= max((self.factors.get(rank.launch.release, 1.0) for rank in members.values()), default=1.0)
         ends = begins + self.step_s * slowest * self._chance.uniform(0.97, 1.03)
         ends += max((self._blocked_s(rank) for rank in self._members[generation].values()), default=0.0)
         self._planned[generation] = ends
@@ -190,7 +201,8 @@ class SimulatedTraining:
 
     def _is_able(self, generation: int) -> bool:
         members = self._members[generation]
-        if not members or any(rank.stopped for rank in members.values()):
+        now = self._timeline.now
+        if not members or any(rank.stopped or now < rank.held_until for rank in members.values()):
             return False
         some = next(iter(members.values()))
         return len(members) == some.launch.world_size and self._reaches(
@@ -215,6 +227,9 @@ class SimulatedTraining:
             rank.step, rank.at = step, now
             if rank.bad_step < 0 and (rank.spoils or first_bad < step):
                 rank.bad_step = step
+            if rank.hold_s and step == rank.wanted:
+                rank.held_until = now + rank.hold_s
+                self._timeline.after(rank.hold_s, partial(self.nudge, generation))
         self._on_step(members, step)
         self.nudge(generation)
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 from slurm_robust.checkpoint.store import CheckpointStore
@@ -39,6 +40,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
+from slurm_robust.model.release import Release
 from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.records import Allocation, Switch
@@ -199,6 +201,26 @@ def test_pruning_keeps_what_an_update_goes_on_from_and_what_a_candidate_goes_bac
     gone = CheckpointId(generation=1, step=2)
     hands.wait(lambda: gone not in hands.store.complete())
     assert {ref.step for ref in hands.store.complete()} == {1, 3, 9}
+
+
+def test_a_release_is_read_from_the_folder_of_the_job(hands: Hands) -> None:
+    folder = JobDirectory(hands.store.path.parent).releases / "3f2a91c04b7d"
+    folder.mkdir(mode=0o700, parents=True)
+    release = Release(name=folder.name, kind=CommandKind.SCRIPT, command=("train.py",))
+    refused = read_release(hands, folder.name)
+    assert isinstance(refused, qs.NoAnswer)
+    assert "there is no release 3f2a91c04b7d" in refused.reason
+    (folder / "release.json").write_bytes(msgspec.json.encode(release))
+    assert read_release(hands, folder.name) == release
+
+
+def read_release(hands: Hands, name: str) -> Release | qs.NoAnswer:
+    """What the loop answers."""
+    heard: list[Release | qs.NoAnswer] = []
+    hands.core.ask(qs.ReadRelease(name=name), read_clocks(), lambda found, now: heard.append(found))
+    hands.do(*hands.core.on_tick(read_clocks()))
+    hands.wait(lambda: heard)
+    return heard[0]
 
 
 def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
