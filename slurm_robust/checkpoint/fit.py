@@ -222,7 +222,10 @@ def _loads_plainly(module: nn.Module) -> bool:
 
 def _is_of_fsdp(hook: Any) -> bool:
     """Return whether a hook only has the parameters sharded, as ``state_dict()`` finds them."""
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp._fully_shard")
+    return str(getattr(hook, "__module__", "")).startswith(_FSDP2)
+
+
+_FSDP2 = ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp")
 
 
 def _difference(stored: Any, live: Any) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
@@ -23,6 +25,7 @@ from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, apply, capture
 from slurm_robust.integrations.deepspeed import EngineState
 from slurm_robust.integrations.megatron import TrainingState
+from tests.torch_features import needs_fsdp2
 
 
 def network(width: int = 4, *, bias: bool = True) -> nn.Sequential:
@@ -110,6 +113,29 @@ def test_of_a_module_that_converts_what_it_loads_nothing_is_said() -> None:
     check({"model": before}, {"model": module})
     apply({"model": module}, capture({"model": before}))
     assert module.new.tolist() == [1.0, 1.0]
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@needs_fsdp2
+def test_shards_are_compared_by_the_whole_tensor(process_group: None) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def sharded(width: int) -> dict[str, Any]:
+        module = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 1))
+        fully_shard(module)
+        return {"model": module, "optimizer": stepped(adamw(module))}
+
+    check(sharded(4), sharded(4))
+    text = refused(sharded(4), sharded(8))
+    assert "'0.weight' has shape [4, 3] in the checkpoint and [8, 3] in the script" in text
+    text = refused({"o": sharded(4)["optimizer"]}, {"o": sharded(8)["optimizer"]})
+    assert "'exp_avg' of parameter 0 has shape [4, 3] in the checkpoint, and the parameter [8, 3]" in text
 
 
 # -- optimizers -----------------------------------------------------------------------------------
