@@ -58,7 +58,8 @@ class RunPlan(Record):
     continued: ev.Continued | None = None
     """The point from which the job goes on; None for one that began anew."""
     release: Release | None = None
-    """The first release of the job, None for none. What runs later, the journal says."""
+    """The first release of the job, None for none. What runs later, the journal says. In a later run: the one
+    that takes the place of a release whose files are gone."""
 
     def storage(self, directory: JobDirectory) -> Path:
         """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""

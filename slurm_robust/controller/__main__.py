@@ -40,6 +40,7 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import HANDED_OVER
+from slurm_robust.engine.lost_release import in_place_of_lost
 from slurm_robust.engine.stages.table import begin, build
 from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model import events as ev
@@ -47,6 +48,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JOBS_FOLDER, CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
+from slurm_robust.model.release import Requester
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import is_shared
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
@@ -282,13 +284,18 @@ def _fenced(code: int, journal: Journal) -> int:
 
 
 def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: PreviousController) -> None:
-    if fold(journal.events).own_node != taken.node:
+    state = fold(journal.events)
+    if state.own_node != taken.node:
         taken = NO_PREVIOUS  # a controller that is started again under the same supervisor takes nothing over
     known = len(journal.events)
     if not journal.events:
         goes_on = (plan.continued,) if plan.continued is not None else ()
         first = (ev.ReleaseTaken(t=time.time(), release=plan.release),) if plan.release is not None else ()
         journal.append(plan.started(time.time(), __version__), *goes_on, *first)
+    elif plan.release is not None and plan.start != state.start and plan.release.name != state.release:
+        uid = os.geteuid()
+        by = Requester(user=user_name(uid).partition(" (")[0], uid=uid, host=epoch.host)
+        journal.append(*in_place_of_lost(state, plan.release, by, time.time()))
     if journal.torn is not None:
         journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
     journal.append(

@@ -39,12 +39,14 @@ class IgnoreFile(NamedTuple):
     def about(self, own: str) -> bool | None:
         """Return the same for a path relative to the folder of the file, with a slash after a folder."""
         for pattern in reversed(self.patterns):
-            if pattern.regex is None or (found := pattern.regex.match(own)) is None:
+            if pattern.regex is None or (found := pattern.regex.search(own)) is None:
                 continue
             marked = _DIR_MARK in pattern.regex.groupindex and found.start(_DIR_MARK) >= 0
             if marked and found.start(_DIR_MARK) != len(own) - 1:
-                continue  # the folder above it
-            if not marked and own.endswith("/") and found.end() == len(own):
+                # A folder above it. But "*/" is about all folders, and the first is found.
+                if pattern.regex.pattern.startswith("^") or not own.endswith("/"):
+                    continue
+            elif not marked and own.endswith("/") and found.end() == len(own):
                 continue  # all that is in it, but not itself
             return bool(pattern.include)
         return None

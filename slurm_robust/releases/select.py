@@ -20,7 +20,7 @@ from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
 from slurm_robust.releases.ignore import GIT, OURS, IgnoreFile, IgnoreRules, rules
 from slurm_robust.util.files import read_regular
-from slurm_robust.util.text import count, one_line, size_text, some_of
+from slurm_robust.util.text import one_line, size_text, some_of
 
 _MB = 1_000_000
 _PATTERN_BYTES = 1 << 20
@@ -36,6 +36,10 @@ _NEVER = (".git", JOBS_FOLDER, "slurm-*.out")
 
 class CannotTakeCode(SrobustError):
     """No copy of the code can be made."""
+
+
+class TooLarge(CannotTakeCode):
+    """A folder has more than a copy may have."""
 
 
 class CopyLimits(Record):
@@ -245,9 +249,9 @@ class _Walk:
     def _leave_out(self, path: str, reason: str) -> None:
         self._links.append(Linked(path, os.path.join(self._root, path), reason))
 
-    def _too_large(self) -> CannotTakeCode:
+    def _too_large(self) -> TooLarge:
         largest = [one_line(name or ".") for name, _ in self._by_folder.most_common(_LARGEST)]
-        return CannotTakeCode(
+        return TooLarge(
             f"the folder {one_line(self._root)} is too large for code: {self._excess}, the most of it in "
             f"{', '.join(largest)}",
             fix="exclude what is no code with a .srobustignore (as a .gitignore), or name the folders with "
@@ -264,7 +268,7 @@ def left_out_texts(links: Collection[tuple[str, str]], most: int) -> tuple[str, 
     """Return paths with reasons for people, and how many more there are."""
     told = [f"{one_line(path)} ({reason})" for path, reason in links]
     more = len(told) - most
-    return (*told[:most], f"and {count(more, 'more')}") if more > 0 else tuple(told)
+    return (*told[:most], f"and {more} more") if more > 0 else tuple(told)
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -35,6 +35,7 @@ from slurm_robust.releases.manifest import (
     digest,
     encode,
 )
+from slurm_robust.releases.roots import without_nested
 from slurm_robust.releases.select import (
     Budget,
     CannotTakeCode,
@@ -42,6 +43,7 @@ from slurm_robust.releases.select import (
     CopyLimits,
     Linked,
     Selection,
+    TooLarge,
     chosen,
     left_out_texts,
     select,
@@ -65,6 +67,8 @@ class Taking(Record):
     cwd: str
     roots: tuple[str, ...] = ()
     """Folders to copy, that of the script first: absolute, without symbolic links, none below another."""
+    packages: tuple[str, ...] = ()
+    """Folders that are copied, too, each as far as the limits are kept: packages installed in place."""
     never: tuple[str, ...] = ()
     """Real paths of what is never code: checkpoints, the job's folder and its output."""
     stands_for: dict[str, str] = {}
@@ -107,7 +111,7 @@ def take(store: ReleaseStore, wish: Taking) -> Release:
     try:
         with _threads() as threads:
             git = threads.submit(gitstate.read, wish.roots[0]) if wish.roots else None
-            copy = _copy(wish, made / ARCHIVE if wish.roots else None, threads)
+            copy = _copy(wish, made / ARCHIVE, threads)
             state = git.result() if git is not None else None
         copy = copy._replace(roots=_places(copy.roots, wish))
         release = Release(
@@ -166,13 +170,14 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
 
 def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> CodeCopy:
     """Copy the folders into ``archive``, or only read them."""
-    if not wish.roots:
+    paths, too_large = _with_packages(wish)
+    if not paths:
         return CodeCopy()
-    for path in wish.roots:
+    for path in paths:
         _check_text(path)
+    names = named([wish.stands_for.get(path, path) for path in paths])
+    roots = tuple(CodeRoot(path=path, folder=one.folder) for path, one in zip(paths, names, strict=True))
     budget = Budget(wish.limits)
-    names = named([wish.stands_for.get(path, path) for path in wish.roots])
-    roots = tuple(CodeRoot(path=path, folder=one.folder) for path, one in zip(wish.roots, names, strict=True))
     sources = _select(roots, wish)
     for _ in range(_ROUNDS):
         with open(archive or os.devnull, "wb") as file:
@@ -183,12 +188,27 @@ def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> Co
         again = _select(roots, wish)
         changed |= _differences(sources, again)
         if not changed:
-            return CodeCopy(roots, manifest, manifest.hash(roots), _left_out(sources))
+            return CodeCopy(roots, manifest, manifest.hash(roots), (*too_large, *_left_out(sources)))
         sources = again
     raise CannotTakeCode(
         f"files change while they are copied: {some_of([one_line(path) for path in sorted(changed)])}",
         fix="try again when nothing writes there, or exclude them with a .srobustignore",
     )
+
+
+def _with_packages(wish: Taking) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return all folders to copy, and texts of the packages that are too large."""
+    paths, too_large = without_nested(wish.roots), []
+    for package in wish.packages:
+        more = without_nested((*paths, package))
+        try:
+            if more != paths:
+                _select([CodeRoot(path=path, folder="") for path in more], wish)
+        except TooLarge:
+            too_large.append(f"{one_line(package)} (installed in place, and too large)")
+        else:
+            paths = more
+    return paths, tuple(too_large)
 
 
 def _select(roots: Sequence[CodeRoot], wish: Taking) -> tuple[TakenRoot, ...]:

@@ -33,6 +33,7 @@ from slurm_robust.run import preflight
 from slurm_robust.run.continuing import NOTHING, ContinueOptions, check_still_ours, start
 from slurm_robust.run.holding import Applicant, take_alone
 from slurm_robust.run.preflight import job_directory, sizes
+from slurm_robust.run.releasing import first_release, later_release
 from slurm_robust.run.sources import Here
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
@@ -116,6 +117,8 @@ def run(
         blocks, segment = preflight.placement(slurm, allocation, job, os.environ)
         plan = structs.replace(plan, training=training, continued=continued, blocks=blocks, segment=segment)
         preflight.check_container(plan, directory)
+        taken = later_release(plan, directory, state) if events else first_release(plan, directory)
+        plan = structs.replace(plan, release=taken)
         save_plan(directory, plan)
         if job is not None:  # else Slurm does not answer now
             for text in slurm_times(slurm, config, allocation):

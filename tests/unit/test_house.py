@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, str] = {
         "evidence diagnostics"
     ),
     "run": (
-        "util model config jobdir slurm terminal wire analysis checkpoint policy worker trainings "
+        "util model config jobdir slurm releases terminal wire analysis checkpoint policy worker trainings "
         "diagnostics doctor controller"
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
