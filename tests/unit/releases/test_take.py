@@ -167,7 +167,8 @@ def test_two_thousand_files_take_no_time_that_a_start_would_show(
     store: ReleaseStore, wish: Taking, write: Write, tmp_path: Path
 ) -> None:
     write({f"pkg{number // 50}/m{number}.py": f"x = {number}\n" * 100 for number in range(2000)})
+    began = time.process_time()  # whatever else this machine does
     release = take(store, wish)
-    began = time.monotonic()
+    taken = time.process_time()
     unpack(store.archive(release.name), release, tmp_path / "copy")
-    assert (release.files, release.took_s < 3, time.monotonic() - began < 3) == (2000, True, True)
+    assert (release.files, taken - began < 1, time.process_time() - taken < 1) == (2000, True, True)
