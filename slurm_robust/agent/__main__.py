@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.agent.code import ON_DISK, remove_dead_code
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
@@ -107,12 +108,16 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
     address: str = arguments.address
     ports: tuple[int, ...] = arguments.ports
     spec = read_spec(job, arguments.run_id)
-    if (lacking := missing(spec.kind, spec.command, spec.cwd)) is not None:
+    # A release has the script, whatever became of the one in its place.
+    is_looked_up = not spec.code or spec.kind is CommandKind.EXEC
+    if is_looked_up and (lacking := missing(spec.kind, spec.command, spec.cwd)) is not None:
         raise CannotBegin(lacking.text, lacking.fix, ExitCode.NO_INPUT, lacking.folder)
     try:
         keys = load_client(job.keys)
     except SrobustError as error:
         raise CannotBegin(str(error), error.fix or _SHARED) from error
+    for text in remove_dead_code(SHARED_MEMORY, node) + remove_dead_code(ON_DISK, node):
+        print(text, flush=True)
     try:
         runtime = RuntimeFolder(spec.run_id)
     except OSError as error:

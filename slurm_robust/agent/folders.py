@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.nodefolders import SHARED_MEMORY, folder_name
+from slurm_robust.model.nodefolders import CODE, SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.util.files import make_folder
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
@@ -69,6 +69,8 @@ class RuntimeFolder:
 
 def _remove_dead(base: Path, prefix: str) -> None:
     for folder in base.glob(f"{prefix}*"):
+        if folder.name.endswith(CODE):
+            continue  # what it holds has to be settled first: remove_dead_code()
         try:
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -32,6 +32,8 @@ class HeartbeatState:
         self._base: tuple[Heartbeat, float] | None = None  # the newest heartbeat, and when it was made
         self._answered = 0
         self._learned: tuple[int, tuple[str, ...]] = (0, ())  # with the heartbeat that first carries it
+        self._outside: tuple[int, tuple[str, ...]] = (0, ())  # likewise
+        self.release = ""
         self.address = self.data_address = ""
         self.clique = self.block = self.imex = ""
         self.port = self.probe_port = 0
@@ -45,12 +47,18 @@ class HeartbeatState:
         """Keep what rank 0 has imported; it goes with every heartbeat until one is answered."""
         self._learned = (self._seq + 1, modules)
 
+    def tell_outside(self, files: tuple[str, ...]) -> None:
+        """Keep what rank 0 reads outside of its release; it goes along until a heartbeat is answered."""
+        self._outside = (self._seq + 1, files)
+
     def on_ack(self, seq: int) -> None:
         """Drop what has arrived with the heartbeat or Pulse ``seq``: all notes until then."""
         self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
         if self._learned[0] <= seq:
             self._learned = (0, ())
+        if self._outside[0] <= seq:
+            self._outside = (0, ())
 
     def make(
         self,
@@ -116,6 +124,8 @@ class HeartbeatState:
             stride=strides[0],
             local_stride=strides[1],
             snapshots=snapshots,
+            release=self.release,
+            outside=self._outside[1],
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

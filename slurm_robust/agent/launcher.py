@@ -26,6 +26,7 @@ from slurm_robust.worker.spawning import (
     Fatal,
     FromZygote,
     Prepare,
+    RankProgram,
     Ready,
     Serve,
     Spawn,
@@ -41,6 +42,15 @@ class Gone(Record):
     reason: str
 
 
+class TryOver(Record):
+    """Order ``number`` to try a release is over."""
+
+    number: int
+    ok: bool
+    text: str = ""  # why it failed, or what could not be tried
+    traceback: str = ""
+
+
 class LoadOver(Record):
     """Order ``number`` to load modules is over; ``notes`` say what could not be done."""
 
@@ -50,7 +60,7 @@ class LoadOver(Record):
 
 _MAX_CHARS = 300
 
-LauncherMessage: TypeAlias = FromZygote | Gone | LoadOver
+LauncherMessage: TypeAlias = FromZygote | Gone | LoadOver | TryOver
 
 LOAD_S = 300.0
 """A zygote that has not imported everything by then is given up: storage is slow, or an import hangs."""
@@ -67,8 +77,11 @@ class Launcher(Protocol):
     id stays reserved until :meth:`sweep`. When the launcher ends by itself, Gone is the last message.
     """
 
-    def start(self) -> None:
-        """Start, or start again after Gone. Raises ``OSError``."""
+    def start(self, program: RankProgram | None = None) -> None:
+        """Start, or start again after Gone. Raises ``OSError``.
+
+        ``program``: what workers will run, as far as that is known; any other can be spawned as well.
+        """
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when :meth:`read` has something; -1 before the start."""
@@ -84,6 +97,15 @@ class Launcher(Protocol):
 
         ``number``: above that of the last order, which may get no answer then. Workers that live are not
         touched, and whatever goes wrong, new ones can be started as before. Only after Ready.
+
+        Raises ``OSError``.
+        """
+
+    def attempt(self, number: int, program: RankProgram, needed: tuple[str, ...], limit_s: float) -> None:
+        """Find out whether the modules that ``program`` needs can be imported here; then TryOver comes.
+
+        If so, workers of ``program`` begin with them, as far as a fork can have them. Workers that live are
+        not touched, and whatever goes wrong, new ones can be started as before. Only after Ready.
 
         Raises ``OSError``.
         """
@@ -110,9 +132,10 @@ class Launcher(Protocol):
 class _Zygote:
     """One process, and our end of the channel to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, prepare: Prepare) -> None:
         self.process = process
         self.channel = channel
+        self.prepare = prepare
 
     def recv(self) -> bytes | None:
         """Return a packet; b"" at the end of the channel, None while there is nothing."""
@@ -145,11 +168,14 @@ class _Successor:
     """A zygote that will replace the present one; times are monotonic seconds."""
 
     number: int
-    modules: tuple[str, ...]
+    wish: Prepare  # with all modules
     zygote: _Zygote
+    limit_s: float
     until: float
+    is_trial: bool  # of a release
     left_out: dict[str, str] = field(default_factory=dict)  # modules, with the reason
     is_up: bool = False
+    is_bound: bool = False  # good for its own release only
 
 
 class ZygoteLauncher:
@@ -164,6 +190,9 @@ class ZygoteLauncher:
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
+        self._learned: tuple[str, ...] = ()
+        self._deferred: tuple[int, tuple[str, ...]] | None = None  # an order to load that came during a trial
+        self._ended_orders: list[LauncherMessage] = []
         self._zygote: _Zygote | None = None
         self._successor: _Successor | None = None
         self._ending: list[tuple[subprocess.Popen[bytes], float]] = []  # replaced, with when to kill each
@@ -176,9 +205,11 @@ class ZygoteLauncher:
         """Process id of the zygote, 0 while there is none."""
         return self._zygote.process.pid if self._zygote else 0
 
-    def start(self) -> None:
+    def start(self, program: RankProgram | None = None) -> None:
         """Start the process; Ready comes when its imports are done."""
         self._living = self._unswept = 0
+        if program is not None:
+            self._prepare = _prepare_for(self._prepare, program)
         self._zygote = self._begin(self._prepare)
 
     def _begin(self, prepare: Prepare) -> _Zygote:
@@ -189,7 +220,7 @@ class ZygoteLauncher:
             process = self._run(theirs.fileno())
         ours.setblocking(False)
         self._news.register(ours, select.EPOLLIN)  # until it is closed
-        zygote = _Zygote(process, ours)
+        zygote = _Zygote(process, ours, prepare)
         zygote.send(prepare)
         return zygote
 
@@ -211,10 +242,12 @@ class ZygoteLauncher:
         return self._news.fileno() if self._zygote else -1
 
     def read(self) -> list[LauncherMessage]:
-        """Return the messages of the zygote, with Gone when its socket has ended, and LoadOver."""
-        found: list[LauncherMessage] = []
+        """Return the messages of the zygote, with Gone when its socket has ended, LoadOver and TryOver."""
+        found, self._ended_orders = self._ended_orders, []
         while self._zygote is not None and (packet := self._zygote.recv()) is not None:
             message = spawning.decode_from_zygote(packet) if packet else self._bury()
+            found += self._ended_orders
+            self._ended_orders = []
             if isinstance(message, Exited | SpawnFailed):
                 self._living -= 1
                 self._unswept += isinstance(message, Exited)
@@ -231,22 +264,64 @@ class ZygoteLauncher:
         """Have the zygote fork."""
         if not self._living:
             self._unswept = 0  # whatever they left ends with the zygote that is replaced
-            self._replace()
+            self._replace(order)
+        self._prepare = _prepare_for(
+            self._prepare,
+            RankProgram(
+                command_kind=order.command_kind, command=order.command, code=order.code, env=order.env
+            ),
+        )
         if self._zygote is not None:  # else Gone was reported; all is decided again after the next start
             self._living += len(order.workers)
             self._zygote.send(order, listener)
 
     def load(self, number: int, modules: tuple[str, ...]) -> None:
         """Start a zygote that imports them, too."""
+        self._learned = modules
+        if self._successor is not None and self._successor.is_trial and not self._successor.is_up:
+            self._deferred = number, modules
+            return
         self._drop_successor()
         if self._zygote is not None and modules:
-            self._try(number, modules, time.monotonic() + LOAD_S, {})
+            wish = msgspec.structs.replace(self._prepare, learned=modules)
+            self._try(number, wish, LOAD_S, is_trial=False)
 
-    def _try(self, number: int, modules: tuple[str, ...], until: float, left_out: dict[str, str]) -> None:
+    def attempt(self, number: int, program: RankProgram, needed: tuple[str, ...], limit_s: float) -> None:
+        """Start a zygote that imports them, too; it is kept for the launch of ``program``."""
+        before = self._successor
+        if before is not None and not before.is_up:
+            # It is given up; the controller need not wait for it.
+            over = LoadOver(number=before.number)
+            self._ended_orders += [] if before.is_trial else [over]
+        self._drop_successor()
+        if self._zygote is None:
+            text = "its imports were not tried on this node: there is no zygote"
+            self._ended_orders.append(TryOver(number=number, ok=True, text=text))
+        else:
+            wish = _prepare_for(self._prepare, program)
+            wish = msgspec.structs.replace(wish, learned=self._learned, needed=needed)
+            self._try(number, wish, limit_s, is_trial=True)
+
+    def _try(
+        self,
+        number: int,
+        wish: Prepare,
+        limit_s: float,
+        *,
+        is_trial: bool,
+        until: float | None = None,
+        left_out: dict[str, str] | None = None,
+    ) -> None:
         """Raises ``OSError``."""
-        wanted = tuple(name for name in modules if not _is_below(name, left_out))
-        zygote = self._begin(msgspec.structs.replace(self._prepare, learned=wanted))
-        self._successor = _Successor(number, modules, zygote, until, left_out)
+        left_out = left_out or {}
+
+        def wanted(modules: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(name for name in modules if not _is_below(name, left_out))
+
+        prepare = msgspec.structs.replace(wish, learned=wanted(wish.learned), needed=wanted(wish.needed))
+        zygote = self._begin(prepare)
+        until = until or time.monotonic() + limit_s
+        self._successor = _Successor(number, wish, zygote, limit_s, until, is_trial, left_out)
 
     def _follow_successor(self) -> list[LauncherMessage]:
         """See how far it is, and let it replace the zygote."""
@@ -257,19 +332,27 @@ class ZygoteLauncher:
         if packet is None:
             if successor.is_up or time.monotonic() < successor.until:
                 return []
-            return self._keep(f"their imports took more than {LOAD_S:.0f} s")
+            late = f"took more than {successor.limit_s:.0f} s"
+            if successor.is_trial:
+                return self._refuse(successor, f"its imports {late} on this node")
+            return self._keep(f"their imports {late}")
         if not packet:
             return self._keep("a zygote that imported them ended")
         match spawning.decode_from_zygote(packet):
-            case Ready():
-                successor.is_up = True
-                if not self._living and not self._unswept:
+            case Ready(is_bound=is_bound):
+                successor.is_up, successor.is_bound = True, is_bound
+                if not self._living and not self._unswept and not is_bound:
                     self._replace()
+                if successor.is_trial:
+                    return [TryOver(number=successor.number, ok=True), *self._load_deferred()]
                 left_out = (
                     f"'{name}', which the job imports, is not imported before the next start: {why}"
                     for name, why in successor.left_out.items()
                 )
                 return [LoadOver(number=successor.number, notes=tuple(left_out))]
+            case Fatal(module=module, reason=reason, traceback=trace) if trace and successor.is_trial:
+                text = f"module {module} cannot be imported on this node: {reason}" if module else reason
+                return self._refuse(successor, text, trace)
             case Fatal(module=module, reason=reason):
                 return self._leave_out(successor, module, reason) if module else self._keep(reason)
         return []
@@ -281,21 +364,56 @@ class ZygoteLauncher:
             return self._keep("; ".join(f"{name}: {why}" for name, why in left_out.items()))
         self._drop_successor()
         try:
-            self._try(successor.number, successor.modules, successor.until, left_out)
+            self._try(
+                successor.number,
+                successor.wish,
+                successor.limit_s,
+                is_trial=successor.is_trial,
+                until=successor.until,
+                left_out=left_out,
+            )
         except OSError as error:
-            return [_kept(successor.number, str(error))]
+            return self._kept(successor, str(error))
         return []
 
     def _keep(self, why: str) -> list[LauncherMessage]:
         """Let the present zygote stay."""
-        number = self._successor.number if self._successor is not None else 0
+        successor = self._successor
+        assert successor is not None
         self._drop_successor()
-        return [_kept(number, why)]
+        return self._kept(successor, why)
 
-    def _replace(self) -> None:
-        """Let the successor take over, if it is up. No worker lives."""
+    def _kept(self, successor: _Successor, why: str) -> list[LauncherMessage]:
+        if not successor.is_trial:
+            return [_not_loaded(successor.number, why)]
+        text = one_line(f"its imports could not be tried on this node: {why}", _MAX_CHARS)
+        return [TryOver(number=successor.number, ok=True, text=text), *self._load_deferred()]
+
+    def _refuse(self, successor: _Successor, text: str, trace: str = "") -> list[LauncherMessage]:
+        """Say that the release does not work here."""
+        self._drop_successor()
+        over = TryOver(number=successor.number, ok=False, text=one_line(text, _MAX_CHARS), traceback=trace)
+        return [over, *self._load_deferred()]
+
+    def _load_deferred(self) -> list[LauncherMessage]:
+        """Do what had to wait for the end of a trial, unless its zygote is there for the next launch."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is None:
+            return []
+        if self._successor is not None:
+            return [LoadOver(number=deferred[0])]
+        try:
+            self.load(*deferred)
+        except OSError as error:
+            return [_not_loaded(deferred[0], str(error))]
+        return []
+
+    def _replace(self, order: Spawn | None = None) -> None:
+        """Let the successor take over, if it is up and good for ``order``. No worker lives."""
         successor = self._successor
         if successor is None or not successor.is_up or self._zygote is None:
+            return
+        if successor.is_bound and (order is None or order.code != successor.zygote.prepare.code):
             return
         old, self._zygote, self._successor = self._zygote, successor.zygote, None
         self._end(old)
@@ -315,7 +433,7 @@ class ZygoteLauncher:
     def fork_writer(self) -> socket.socket | None:
         """Have the zygote fork one, which has torch without an import."""
         zygote = self._zygote
-        if zygote is None or self._prepare.command_kind is CommandKind.EXEC:
+        if zygote is None or zygote.prepare.command_kind is CommandKind.EXEC:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
@@ -365,6 +483,10 @@ class ZygoteLauncher:
         zygote, self._zygote = self._zygote, None
         zygote.close()
         # What was loaded may be why it ended: it is begun anew as it was at first.
+        successor = self._successor
+        if successor is not None and successor.is_trial and not successor.is_up:
+            text = "its imports were not tried on this node: the zygote ended meanwhile"
+            self._ended_orders = [TryOver(number=successor.number, ok=True, text=text)]
         self._drop_successor()
         code = _await_end(zygote.process, 1.0)  # it closed its end, so it is about to be over
         if code is None:
@@ -381,7 +503,17 @@ def _is_below(name: str, modules: Iterable[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-def _kept(number: int, why: str) -> LoadOver:
+def _prepare_for(prepare: Prepare, program: RankProgram) -> Prepare:
+    return msgspec.structs.replace(
+        prepare,
+        command_kind=program.command_kind,
+        command=program.command,
+        code=program.code,
+        env=program.env,
+    )
+
+
+def _not_loaded(number: int, why: str) -> LoadOver:
     note = f"modules that the job imports are not imported before the next start: {why}"
     return LoadOver(number=number, notes=(one_line(note, _MAX_CHARS),))
 

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.answering import Answering
+from slurm_robust.agent.code import CodeCopies
 from slurm_robust.agent.copies.flush import FlushRequest
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
@@ -30,7 +31,7 @@ from slurm_robust.agent.folders import (
 )
 from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
-from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
+from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver, TryOver
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.liveness import LivenessPorts, probe_nodes
 from slurm_robust.agent.orphan import OrphanWatch
@@ -47,6 +48,7 @@ from slurm_robust.agent.stimuli import (
     GpusReported,
     Instruction,
     ReadTail,
+    RehearsalOver,
     RenewPort,
     SendHeartbeat,
     StartLauncher,
@@ -60,7 +62,9 @@ from slurm_robust.agent.stimuli import (
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.nodefolders import REHEARSAL
 from slurm_robust.model.probes import ProbeTarget
+from slurm_robust.model.standby import RehearsalState
 from slurm_robust.slurm.process import lacking_commands
 from slurm_robust.util.files import read_tail
 from slurm_robust.util.process import file_shortage
@@ -90,14 +94,17 @@ from slurm_robust.wire.messages import (
     StacksShown,
     StacksTaken,
     TakeStacks,
+    TryRelease,
     UpdateReply,
 )
 from slurm_robust.wire.network import PortHolder, local_address, taken_by
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.imports import read_names
+from slurm_robust.worker.lookup import missing
+from slurm_robust.worker.outside import read_outside
 from slurm_robust.worker.rendezvous import BACKLOG
-from slurm_robust.worker.spawning import Exited, SpawnFailed
+from slurm_robust.worker.spawning import Exited, RankProgram, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
 TERM_GRACE_S = 10.0
@@ -111,6 +118,20 @@ MAX_PROBES = 8
 
 MIN_TO_LOAD = 0.1
 """Share of the node's memory, or of the job's, that must be free for a second zygote."""
+
+
+COPY_S = 120.0
+"""Seconds for the copy of a release on the node: storage is slow then."""
+
+
+@dataclass
+class _Awaiting:
+    """What waits for the copy of a release, with the monotonic time until which it does."""
+
+    launcher: float | None = None
+    launch: tuple[Launch, float] | None = None
+    rehearsal: tuple[Rehearse, float] | None = None
+    trial: tuple[TryRelease, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +183,11 @@ class Agent:
         self._stacks: Answering[StacksTaken] = Answering("stacks")
         self._probes: Answering[NodesProbed] = Answering("probes", keep=MAX_PROBES)
         self._steps = StepWatch()
-        self._rehearsals = Rehearsals(spec, setup.job, setup.node, runtime.path / "rehearsal")
+        self._code = CodeCopies(spec, setup.job, setup.node)
+        self._rehearsals = Rehearsals(
+            spec, setup.job, setup.node, runtime.path / REHEARSAL, copy_code=self._code.private
+        )
+        self._awaiting = _Awaiting()
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job)
@@ -190,6 +215,8 @@ class Agent:
         self._noted: set[str] = set()  # what was noted of versions
         self._next_logs: NextLogs | None = None  # of the generation that runs, until they are made
         self._modules: Path | None = None  # file with what rank 0 has imported, until it is read
+        self._outside: Path | None = None  # file with the code that it reads outside of its release, likewise
+        self._settled = 0  # the newest generation whose code was settled
 
     def run(self) -> None:
         """Serve until an order, or TERM from Slurm, ends it. Main thread only."""
@@ -225,6 +252,7 @@ class Agent:
         self._liveness.close()
         self._rehearsals.close()
         self._launcher.close()
+        self._code.close()
         self._steps.forget()
         self._ports.close()
         self._files.close()
@@ -264,6 +292,7 @@ class Agent:
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
         self._follow_copies()
+        self._follow_code(now)
         self._follow_inspection(now)
         self._watch_steps(now)
         self._follow_controller(now)
@@ -282,7 +311,7 @@ class Agent:
         for socket, flags in self._socket.pollers(writing=self._heartbeat_wanted):
             poller.register(socket, flags)
         sources = (self._wakeup, self._files, self._stacks, self._probes, self._launcher, self._inspection)
-        for source in (*sources, self._gpus, self._fabric):
+        for source in (*sources, self._gpus, self._fabric, self._code):
             if (descriptor := source.fileno()) >= 0:
                 poller.register(descriptor, zmq.POLLIN)
         poller.poll(max(0, int(1000 * self._patience(time.monotonic())) + 1))
@@ -308,6 +337,8 @@ class Agent:
             self._heartbeat_wanted |= self._steps.has_news(now)
         if self._modules is not None and self._steps.has_stepped:
             self._learn(self._modules)
+        if self._outside is not None and self._steps.has_stepped:
+            self._tell_outside(self._outside)
         if self._next_logs is not None and self._next_logs.is_due(now, has_stepped=self._steps.has_stepped):
             self._make_next_logs(self._next_logs)
 
@@ -325,6 +356,16 @@ class Agent:
         self._modules = None
         if names:
             self._book.learn(names)
+            self._heartbeat_wanted = True
+
+    def _tell_outside(self, path: Path) -> None:
+        """Tell which code rank 0, which has made its first step, has read from its place."""
+        files = read_outside(path)
+        if files is None:
+            return
+        self._outside = None
+        if files:
+            self._book.tell_outside(files)
             self._heartbeat_wanted = True
 
     def _follow_copies(self) -> None:
@@ -346,6 +387,91 @@ class Agent:
         self._heartbeat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)
+
+    # -- the code of releases ----------------------------------------------------------------------
+
+    def _follow_code(self, now: float) -> None:
+        """Do what had to wait for a copy of a release's code."""
+        self._code.follow()
+        for text in self._code.notes():
+            self._book.note(text)
+            self._heartbeat_wanted = True
+        state, awaiting = self._state, self._awaiting
+        if state.phase is Phase.ENDED and state.generation > self._settled:
+            self._settled = state.generation
+            self._code.ended()
+        if awaiting.launcher is not None:
+            copied = self._code.get(self._setup.spec.code)
+            if copied is not None or now > awaiting.launcher:
+                awaiting.launcher = None
+                self._begin_launcher(copied.program if copied is not None else None)
+        if awaiting.launch is not None:
+            self._follow_launch(*awaiting.launch, now)
+        if awaiting.rehearsal is not None:
+            self._follow_rehearsal(*awaiting.rehearsal, now)
+        if awaiting.trial is not None:
+            self._follow_trial(*awaiting.trial, now)
+
+    def _follow_launch(self, launch: Launch, until: float, now: float) -> None:
+        copied, state = self._code.get(launch.release), self._state
+        is_wanted = (state.generation, state.phase) == (launch.generation, Phase.STARTING)
+        if is_wanted and copied is None and now <= until:
+            return
+        self._awaiting.launch = None
+        if is_wanted and copied is not None and copied.program is not None:
+            self._spawn(launch, copied.program)
+            return
+        why = copied.why if copied is not None else f"it was not there within {COPY_S:.0f} s"
+        text = f"release {launch.release} has no copy on this node: {why}"
+        for rank in launch.ranks:
+            self._take(SpawnFailed(generation=launch.generation, rank=rank, reason=text))
+
+    def _follow_rehearsal(self, order: Rehearse, until: float, now: float) -> None:
+        rehearsal = self._state.rehearsal
+        if not self._state.rehearses or rehearsal is None or rehearsal.number != order.number:
+            self._awaiting.rehearsal = None
+            return
+        copied = self._code.get(order.release)
+        if copied is None and now <= until:
+            return
+        self._awaiting.rehearsal = None
+        if copied is not None and copied.program is not None:
+            self._rehearsals.start(order, now, copied.program)
+            return
+        why = copied.why if copied is not None else "it was not there in time"
+        failed = structs.replace(
+            rehearsal, state=RehearsalState.FAILED, reason=f"its code has no copy on this node: {why}"
+        )
+        self._take(RehearsalOver(rehearsal=failed, pid=0))
+
+    def _follow_trial(self, order: TryRelease, until: float, now: float) -> None:
+        copied = self._code.get(order.release)
+        program = copied.program if copied is not None else None
+        needed = self._code.needed(order.release) if program is not None and program.code is not None else ()
+        if (copied is None or (program is not None and needed is None)) and now <= until:
+            return
+        self._awaiting.trial = None
+        over = partial(TryOver, number=order.number)
+        if copied is None or (program is not None and needed is None):
+            self._take(over(ok=False, text=f"its code could not be copied within {order.limit_s:.0f} s"))
+        elif program is None:
+            self._take(over(ok=False, text=f"its code has no copy on this node: {copied.why}"))
+        elif program.command_kind is CommandKind.EXEC:
+            cwd = self._setup.spec.cwd
+            command = (
+                program.command
+                if program.code is None
+                else program.code.command(CommandKind.EXEC, program.command, cwd)
+            )
+            lacking = missing(CommandKind.EXEC, command, cwd)
+            self._take(over(ok=lacking is None, text=f"{lacking.text}; {lacking.fix}" if lacking else ""))
+        elif (share := free_share()) < MIN_TO_LOAD:
+            self._take(over(ok=True, text=f"its imports were not tried: {share:.1%} of the memory is left"))
+        else:
+            try:
+                self._launcher.attempt(order.number, program, needed or (), max(1.0, until - now))
+            except OSError as error:
+                self._take(over(ok=True, text=f"its imports were not tried: {error}"))
 
     # -- the controller ----------------------------------------------------------------------------
 
@@ -451,8 +577,12 @@ class Agent:
                 self._heartbeat_wanted = True
             case StartLauncher():
                 self._start_launcher()
-            case Launch():
+            case Launch(release=""):
                 self._spawn(instruction)
+            case Launch(release=release):
+                self._code.want(release)
+                self._awaiting.launch = instruction, time.monotonic() + COPY_S
+                self._follow_code(time.monotonic())
             case EndWorker(pid=pid, kill=True):
                 self._launcher.kill(pid)
             case EndWorker(pid=pid):
@@ -484,8 +614,14 @@ class Agent:
                 probe = partial(probe_nodes, self._setup.node, instruction)
                 if (probed := self._probes.ask(instruction, probe)) is not None:
                     self._socket.send(probed)
-            case Rehearse():
+            case Rehearse(release=""):
                 self._rehearsals.start(instruction, time.monotonic())
+            case Rehearse(release=release, limit_s=limit_s):
+                self._code.want(release)
+                self._awaiting.rehearsal = instruction, time.monotonic() + limit_s
+            case TryRelease(release=release, limit_s=limit_s):
+                self._code.want(release, with_imports=True)
+                self._awaiting.trial = instruction, time.monotonic() + limit_s
             case EndRehearsal(watch_gpus=watch):
                 pid = self._rehearsals.end()
                 if watch:
@@ -500,12 +636,21 @@ class Agent:
                 self._ended, self._keep_copies = True, keep_copies
 
     def _start_launcher(self) -> None:
+        """Start it, when what it is to be prepared for is here."""
+        code = self._setup.spec.code
+        if not code:
+            self._begin_launcher(None)
+            return
+        self._code.want(code)
+        self._awaiting.launcher = time.monotonic() + COPY_S
+
+    def _begin_launcher(self, program: RankProgram | None) -> None:
         try:
-            self._launcher.start()
+            self._launcher.start(program)
         except OSError as error:
             self._take(Gone(reason=f"the zygote cannot be started: {error}"))
 
-    def _spawn(self, launch: Launch) -> None:
+    def _spawn(self, launch: Launch, program: RankProgram | None = None) -> None:
         try:
             folder = self._runtime.generation(launch.generation)
             self._steps.create(
@@ -534,8 +679,11 @@ class Agent:
         # For rank 0, which listens there; the next one is held when the order is under way.
         is_ours = launch.master_port == self._ports.port and launch.slot == 0
         listener = self._ports.open(BACKLOG) if is_ours else None
-        order = rankenv.build_spawn(spec, job, launch, folder, self._copies.memory)
+        order = rankenv.build_spawn(spec, job, launch, folder, self._copies.memory, program)
         self._modules = next((Path(worker.modules) for worker in order.workers if worker.modules), None)
+        self._outside = next((Path(worker.outside) for worker in order.workers if worker.outside), None)
+        self._code.launched(launch.release)
+        self._book.release = launch.release
         self._launcher.spawn(order, listener)
 
     def _load(self, order: Load) -> None:

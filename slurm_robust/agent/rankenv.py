@@ -7,6 +7,7 @@ copies to the far socket are slower (10 to 30 % reported).
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,8 +20,8 @@ from slurm_robust.model.record import Record
 from slurm_robust.slurm.companion import settings_of_borrower
 from slurm_robust.util import numa
 from slurm_robust.wire.messages import Launch, Rehearse
-from slurm_robust.worker.environment import REHEARSAL, Fitting, WorkerEnvironment
-from slurm_robust.worker.spawning import Spawn, WorkerSpec
+from slurm_robust.worker.environment import CODE, REHEARSAL, RELEASE, Fitting, WorkerEnvironment
+from slurm_robust.worker.spawning import RankProgram, Spawn, WorkerSpec
 from slurm_robust.worker.torchrun import torchrun
 
 # torchrun sets its limit here; ours depends on the fault and is the controller's business.
@@ -29,24 +30,49 @@ _NO_LIMIT = str(2**31 - 1)
 _NOBODYS_PORT = 29500
 
 
-def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, memory: str = "") -> Spawn:
+def build_spawn(
+    spec: JobSpec,
+    job: JobDirectory,
+    launch: Launch,
+    folder: Path,
+    memory: str = "",
+    program: RankProgram | None = None,
+) -> Spawn:
     """Return the order to start the workers of ``launch``; ``folder`` is the generation's runtime folder.
 
-    ``memory``: the folder of copies in this node's memory, "" for none.
+    ``memory``: the folder of copies in this node's memory, "" for none. ``program``: of the release.
     """
+    program = program or RankProgram(command_kind=spec.kind, command=spec.command)
+    added = release_env(program, launch.release, spec.cwd)
     count = len(launch.ranks)
     bound = (NOWHERE,) * count
     if spec.numa_binding:
         bound = bindings(count, os.environ, os.sched_getaffinity(0))
     return Spawn(
         generation=launch.generation,
-        command_kind=spec.kind,
-        command=spec.command,
+        command_kind=program.command_kind,
+        command=program.command,
         cwd=spec.cwd,
         workers=tuple(
-            _worker(spec, job, launch, local, folder, memory, bound[local]) for local in range(count)
+            _worker(spec, job, launch, local, folder, memory, bound[local], added) for local in range(count)
         ),
+        code=program.code,
+        env=program.env,
     )
+
+
+def release_env(program: RankProgram, release: str, cwd: str) -> dict[str, str]:
+    """Return what ranks get because they run a release; nothing without one."""
+    if not release:
+        return {}
+    found = {**program.env, RELEASE: release}
+    if program.code is not None:
+        inherited = program.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        found |= {
+            "PYTHONPATH": program.code.python_path(inherited, sys.path, cwd),
+            CODE: program.code.place,
+        }
+    return found
 
 
 def rehearsal_env(spec: JobSpec, slots: int) -> dict[str, str]:
@@ -96,6 +122,11 @@ def record_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.rec"
 
 
+def outside_path(folder: Path) -> Path:
+    """Return the file in which rank 0 leaves the code that it reads outside of its release."""
+    return folder / "outside.json"
+
+
 def modules_path(folder: Path) -> Path:
     """Return the file in which rank 0 leaves the names of the modules that it has imported."""
     return folder / "modules.json"
@@ -123,6 +154,7 @@ def _worker(
     folder: Path,
     memory: str,
     bound: Binding,
+    added: dict[str, str],
 ) -> WorkerSpec:
     rank = launch.ranks[local]
     record = str(record_path(folder, rank))
@@ -151,6 +183,7 @@ def _worker(
             **(_slurm(launch, local) if "SLURM_PROCID" in os.environ else {}),
             **settings_of_borrower(os.environ),
             "TORCHELASTIC_ERROR_FILE": str(folder / f"rank-{rank:05d}.torchelastic.json"),
+            **added,
             **own.to_env(),
         },
         out=str(job.worker_log(launch.generation, rank, "out")),
@@ -160,6 +193,7 @@ def _worker(
         cpus=bound.cpus,
         memory_node=bound.node,
         modules=str(modules_path(folder)) if rank == 0 and spec.learn else "",
+        outside=str(outside_path(folder)) if rank == 0 and launch.release else "",
     )
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.deaths import OomKills
 from slurm_robust.agent.stimuli import RehearsalOver
+from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.standby import Rehearsal, RehearsalState
@@ -27,8 +29,10 @@ from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import Executor
 from slurm_robust.wire.messages import Rehearse
 from slurm_robust.worker import crash
+from slurm_robust.worker.copied import CopiedCode
 from slurm_robust.worker.environment import OF_A_RUN
 from slurm_robust.worker.rehearsal import IMPOSSIBLE, DryRunTask
+from slurm_robust.worker.spawning import RankProgram
 
 POLL_S = 0.25
 """How often its memory is looked at."""
@@ -36,7 +40,16 @@ POLL_S = 0.25
 MIN_FREE = 0.05
 """Share of the node's memory, or of what the job may use of it, that a rehearsal leaves."""
 
+MIN_FREE_BESIDE = 0.1
+"""The same for one beside workers: it does not begin with less, either."""
+
 _REASON_CHARS = 300
+_TRACEBACK_CHARS = 8_000
+# What torch and its libraries do about GPUs and threads.
+_BESIDE = {
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), ""),
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+}
 _NO_PROGRAMS = "only Python scripts and modules are rehearsed, not programs"
 
 
@@ -71,9 +84,15 @@ class Rehearsals:
         node: str,
         folder: Path,
         free: Callable[[], float] = free_share,
+        copy_code: Callable[[CopiedCode, Path], CopiedCode] | None = None,
     ) -> None:
-        """``folder``: in memory, for what it leaves; it is made anew for each. ``free``: share of memory."""
+        """``folder``: in memory, for what it leaves; it is made anew for each. ``free``: share of memory.
+
+        ``copy_code``: gives a rehearsal a copy of the code in which it may do as it likes.
+        """
         self._free = free
+        self._copy_code = copy_code
+        self._program = RankProgram(command_kind=spec.kind, command=spec.command)
         self._spec, self._job, self._folder = spec, job, folder
         self._log = job.rehearsals / f"{node}.log"
         # Starting a program, and opening its log, waits for storage.
@@ -84,15 +103,27 @@ class Rehearsals:
         self._oom_kills = OomKills()
         self._ending: list[subprocess.Popen[bytes]] = []
 
-    def start(self, order: Rehearse, now: float) -> None:
-        """Begin; :meth:`read` tells of its end."""
+    def start(self, order: Rehearse, now: float, program: RankProgram | None = None) -> None:
+        """Begin; :meth:`read` tells of its end. ``program``: of its release, if it has one."""
         self._order, self._process, self._began = order, None, now
+        self._program = program or RankProgram(command_kind=self._spec.kind, command=self._spec.command)
         self._oom_kills.begin()
-        if self._spec.kind is CommandKind.EXEC:
-            return  # read() says that it is not possible
+        if self._impossible:
+            return  # read() says so
         if self._starter is None:
             self._starter = Executor("rehearse")
-        self._starter.submit(partial(self._run, order))
+        self._starter.submit(partial(self._run, order, self._program))
+
+    @property
+    def _impossible(self) -> str:
+        """Why there can be no rehearsal."""
+        if self._program.command_kind is CommandKind.EXEC:
+            return _NO_PROGRAMS
+        if self._order is not None and self._order.beside and self._process is None:
+            share = self._free()
+            if share < MIN_FREE_BESIDE:
+                return f"{share:.1%} of the node's or the job's memory is left"
+        return ""
 
     def end(self) -> int:
         """Kill the rehearsal and all that it has started. Returns its process id, 0 if none ran."""
@@ -118,18 +149,21 @@ class Rehearsals:
         order, process = self._order, self._process
         if order is None:
             return None
-        if self._spec.kind is CommandKind.EXEC:
-            return self._over(RehearsalState.IMPOSSIBLE, _NO_PROGRAMS, now)
+        if process is None and not error and (why := self._impossible):
+            return self._over(RehearsalState.IMPOSSIBLE, why, now)
+        # Beside workers it gets only what they leave, so that it was not done says nothing of the release.
+        short = RehearsalState.IMPOSSIBLE if order.beside else RehearsalState.FAILED
         if error:
-            return self._over(RehearsalState.FAILED, error, now)
+            return self._over(short, error, now)
         if process is not None and (code := _exit_code(process.pid)) is not None:
-            return self._over(*self._outcome(code), now)
+            return self._ended(*self._outcome(code, short), now)
         if now - self._began > order.limit_s:
             what = "was not done" if process is not None else "did not start"
-            return self._over(RehearsalState.FAILED, f"it {what} within {order.limit_s:.0f} s", now)
-        if process is not None and (share := self._free()) < MIN_FREE:
+            return self._over(short, f"it {what} within {order.limit_s:.0f} s", now)
+        least = MIN_FREE_BESIDE if order.beside else MIN_FREE
+        if process is not None and (share := self._free()) < least:
             reason = f"it was ended for want of memory: {share:.1%} of the node's or the job's was left"
-            return self._over(RehearsalState.FAILED, reason, now)
+            return self._over(short, reason, now)
         return None
 
     def close(self) -> None:
@@ -138,25 +172,30 @@ class Rehearsals:
         if self._starter is not None:
             self._starter.close()  # what it has started meanwhile dies with it
 
-    def _run(self, order: Rehearse) -> _Started:
+    def _run(self, order: Rehearse, program: RankProgram) -> _Started:
         try:
-            return _Started(order.number, self._spawn(order))
-        except OSError as error:
+            return _Started(order.number, self._spawn(order, program))
+        except (OSError, SrobustError) as error:
             return _Started(order.number, None, one_line(f"it could not be started: {error}", _REASON_CHARS))
 
-    def _spawn(self, order: Rehearse) -> subprocess.Popen[bytes]:
+    def _spawn(self, order: Rehearse, program: RankProgram) -> subprocess.Popen[bytes]:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700)
         make_folder(self._log.parent, below=self._job.path)
+        code = program.code
+        if code is not None and self._copy_code is not None:
+            code = self._copy_code(code, self._folder)
         task = DryRunTask(
-            kind=self._spec.kind,
-            command=self._spec.command,
+            kind=program.command_kind,
+            command=program.command,
             cwd=self._spec.cwd,
             steps=order.steps,
             parent=os.getpid(),
             scratch=str(self._folder),
             error=str(self._error),
             writes=order.writes,
+            code=code,
+            beside=order.beside,
         )
         inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
         with self._log.open("wb") as output:
@@ -166,6 +205,8 @@ class Rehearsals:
                     **inherited,
                     **rankenv.rehearsal_env(self._spec, order.slots),
                     **rankenv.fitting_env(self._spec, self._job, order),
+                    **rankenv.release_env(structs.replace(program, code=code), order.release, self._spec.cwd),
+                    **(_BESIDE if order.beside else {}),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -177,26 +218,36 @@ class Rehearsals:
     def _error(self) -> Path:
         return self._folder / "error.json"
 
-    def _outcome(self, code: int) -> tuple[RehearsalState, str]:
+    def _outcome(self, code: int, short: RehearsalState) -> tuple[RehearsalState, str, str]:
+        """Return the state, the reason and the traceback. ``short``: the state if something was lacking."""
         if code == 0:
-            return RehearsalState.PASSED, ""
+            return RehearsalState.PASSED, "", ""
         error = crash.collect(str(self._error))
         said = one_line(error.message, _REASON_CHARS) if error is not None else ""
         if code == IMPOSSIBLE and error is not None:
-            return RehearsalState.IMPOSSIBLE, said
+            return RehearsalState.IMPOSSIBLE, said, ""
         if error is not None:
             where = f" at {error.file}:{error.line}" if error.file else ""
             hint = f"; {_WRITES}" if error.type == "PermissionError" else ""
-            return RehearsalState.FAILED, f"{error.type}{where}: {said}{hint}"
+            trace = error.traceback[-_TRACEBACK_CHARS:]
+            state = short if error.type == "MemoryError" else RehearsalState.FAILED
+            return state, f"{error.type}{where}: {said}{hint}", trace
         how = signal_name(-code) if code < 0 else f"exit code {code}"
         if code == -signal.SIGKILL and (oom := self._oom_kills.reason()):
             how = f"{how}, {oom}"
-        return RehearsalState.FAILED, how
+        return short if code == -signal.SIGKILL else RehearsalState.FAILED, how, ""
 
     def _over(self, state: RehearsalState, reason: str, now: float) -> RehearsalOver:
+        return self._ended(state, reason, "", now)
+
+    def _ended(self, state: RehearsalState, reason: str, trace: str, now: float) -> RehearsalOver:
         assert self._order is not None
         rehearsal = Rehearsal(
-            number=self._order.number, state=state, reason=reason, took_s=round(now - self._began, 1)
+            number=self._order.number,
+            state=state,
+            reason=reason,
+            took_s=round(now - self._began, 1),
+            traceback=trace,
         )
         return RehearsalOver(rehearsal=rehearsal, pid=self.end())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from slurm_robust.agent.launcher import Gone, LoadOver
+from slurm_robust.agent.launcher import Gone, LoadOver, TryOver
 from slurm_robust.agent.stimuli import (
     EndAgent,
     EndRehearsal,
@@ -181,6 +181,7 @@ class AgentState:
         self._load_ordered = 0
         self.tried: Tried | None = None
         self._try_ordered = 0
+        self._try_began = 0.0
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
         self._stopped_through = 0
@@ -248,6 +249,10 @@ class AgentState:
                 return self._on_gpus(held, now)
             case RehearsalOver(rehearsal=rehearsal, pid=pid):
                 return self._on_rehearsal_over(rehearsal, pid, now)
+            case TryOver(number=number, ok=ok, text=text, traceback=trace):
+                took_s = round(now - self._try_began, 1)
+                tried = Tried(number=number, ok=ok, text=text, traceback=trace, took_s=took_s)
+                return self.handle(ReleaseTried(tried=tried), now)
             case ReleaseTried(tried=tried):
                 self.tried = tried if tried.number == self._try_ordered else self.tried
                 return [SendHeartbeat()]
@@ -294,7 +299,7 @@ class AgentState:
             case TryRelease(number=number):
                 if number <= self._try_ordered or self._ending or self.fatal:
                     return []
-                self._try_ordered = number
+                self._try_ordered, self._try_began = number, now
                 return [order]
             case Inject(rank=rank):
                 return [order] if rank in self.workers.living_pids else []

@@ -154,7 +154,7 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         journal.epoch = epoch.epoch
         journal.is_ours = lambda: not is_overtaken(directory.epochs, epoch.epoch)
         slurm = fenced(slurm, journal.is_ours)
-        spec = _spec(directory, plan)
+        spec = _spec(directory, plan, fold(journal.events).release)
         places = spec.tier_places(directory)
         runs = (spec.run_id, *spec.earlier) if is_shared(Path(places[Tier.STORAGE]), directory) else ()
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
@@ -353,7 +353,8 @@ def _listen_for_beacons(
         return None
 
 
-def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
+def _spec(directory: JobDirectory, plan: RunPlan, release: str) -> JobSpec:
+    """``release``: that the journal says, "" for none."""
     detect, checkpoint = plan.config.detect, plan.config.checkpoint
     inspection = InspectionSpec(
         kernel_s=detect.kernel_s, gpu_s=detect.gpu_s, network_s=detect.network_s, node_s=detect.node_s
@@ -385,6 +386,7 @@ def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
         inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
         learn=plan.config.standby.learn and plan.config.mode == "act",
+        code=release or (plan.release.name if plan.release is not None else ""),
         version=__version__,
     )
 

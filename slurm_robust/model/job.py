@@ -93,6 +93,8 @@ class JobSpec(Record):
     """Workers run beside their GPUs."""
     learn: bool
     """Rank 0 reports what it has imported, for zygotes to import it before."""
+    code: str = ""
+    """The release that ranks will run, as far as that was known; "" for the code in its place."""
     version: str = msgspec.field(default="", name="release")
     """Of the controller's slurm_robust, since that of an image may be another one; "" if it does not say."""
 

@@ -1,8 +1,9 @@
 """The folders that a job's agents make on a node, in memory and on its disk: their names.
 
 ``srobust-<uid>-<run id>``, and what it is for: ``-copies`` holds copies of checkpoints, which the job may go
-on from after a requeue. A run id begins with the job's id, so root's hooks and the user's later jobs know
-whose a folder is. Any user may make such a name: its owner has to be checked, too.
+on from after a requeue, ``-code`` the releases of its code from which ranks run. A run id begins with the
+job's id, so root's hooks and the user's later jobs know whose a folder is. Any user may make such a name: its
+owner has to be checked, too.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from slurm_robust.model.record import Record
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "srobust-"
 COPIES = "-copies"
+CODE = "-code"
+REHEARSAL = "rehearsal"
+"""In the agent's own folder: what a rehearsal leaves, and the release that it runs."""
 
 # As text: re compiles it when it is first needed, which on most nodes is never.
 _NAME = rf"{PREFIX}([0-9]{{1,10}})-([0-9]{{1,10}})-[A-Za-z0-9_.-]+"
+# As a path in a text: a folder of agents, a release, one of the folders of which it has a copy.
+_AGENTS = rf"(?:/[^\s'\"/]+){{1,12}}/{PREFIX}[0-9]{{1,10}}-[A-Za-z0-9_.-]+?"
+_IN_A_RELEASE = rf"{_AGENTS}(?:{CODE}|/{REHEARSAL})/[0-9a-f]{{12}}/[^'\"\n/]+/"
 
 
 class JobFolder(Record):
@@ -41,3 +48,11 @@ def parse_folder_name(name: str) -> JobFolder | None:
     if match is None:
         return None
     return JobFolder(uid=int(match[1]), job_id=int(match[2]), has_copies=name.endswith(COPIES))
+
+
+def within_release(text: str) -> str:
+    """Return ``text`` with each place in a release's copy on a node as it is below the copied folder.
+
+    So ``train.py`` is the same place in all releases and on all nodes, and it says something to its owner.
+    """
+    return re.sub(_IN_A_RELEASE, "", text) if PREFIX in text else text

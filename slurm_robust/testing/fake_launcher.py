@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from slurm_robust.agent.launcher import Gone, LauncherMessage, LoadOver
+from slurm_robust.agent.launcher import Gone, LauncherMessage, LoadOver, TryOver
 from slurm_robust.model.record import Record
-from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned, WorkerSpec
+from slurm_robust.worker.spawning import Exited, Fatal, RankProgram, Ready, Spawn, Spawned, WorkerSpec
 
 
 class Behaviour(Record):
@@ -34,6 +34,7 @@ class FakeLauncher:
     """A :class:`~slurm_robust.agent.launcher.Launcher` in memory.
 
     ``behave`` says what each worker does; ``fatal`` makes it unable to prepare, with that reason.
+    ``lacking``: modules that no release can import here.
     """
 
     def __init__(
@@ -41,8 +42,11 @@ class FakeLauncher:
         behave: Callable[[Spawn, WorkerSpec], Behaviour] = lambda order, worker: Behaviour(),
         *,
         fatal: str = "",
+        lacking: Collection[str] = (),
     ) -> None:
         self._behave = behave
+        self._lacking = lacking
+        self.attempts: list[tuple[RankProgram, tuple[str, ...]]] = []
         self._fatal = fatal
         self._messages: list[LauncherMessage] = []
         self._workers: dict[int, _Worker] = {}
@@ -54,7 +58,7 @@ class FakeLauncher:
 
     # -- the contract ------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, program: RankProgram | None = None) -> None:
         """Start: the next read has Ready, or Fatal and Gone."""
         self.starts += 1
         self._up = True
@@ -92,6 +96,21 @@ class FakeLauncher:
         if self._up:
             self.loads.append(modules)
             self._tell(LoadOver(number=number))
+
+    def attempt(self, number: int, program: RankProgram, needed: tuple[str, ...], limit_s: float) -> None:
+        """Import all modules immediately, but those that cannot be."""
+        if self._up:
+            self.attempts.append((program, needed))
+            why = next(
+                (
+                    f"module {name} cannot be imported on this node"
+                    for name in needed
+                    if name in self._lacking
+                ),
+                "",
+            )
+            trace = f"ModuleNotFoundError: {why}" if why else ""
+            self._tell(TryOver(number=number, ok=not why, text=why, traceback=trace))
 
     def fork_writer(self) -> None:
         """Do nothing: there is nothing to fork."""

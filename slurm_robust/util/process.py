@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -22,6 +23,11 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MASK_WORDS = 16
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
+
+# ioprio_set(2): this process, only when no other wants the disk.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3 << 13
 
 # Out of 1000. The kernel takes a worker before the agent, whose reports are needed to recover.
 OOM_SCORE = 500
@@ -103,6 +109,19 @@ def prefer_for_oom(score: int = OOM_SCORE) -> None:
             path.write_text(str(score))
     except OSError:
         pass  # a container without /proc: the worker is as good without
+
+
+def use_idle_time() -> None:
+    """Have this process and its children run, read and write only when no other process wants to.
+
+    What the kernel refuses is left.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    number = _IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
 
 
 def bind(cpus: Collection[int], node: int) -> None:

@@ -24,8 +24,10 @@ from slurm_robust.model.progress import RETURNED
 from slurm_robust.util import process
 from slurm_robust.util.files import make_folder
 from slurm_robust.worker import crash, dump, optimizer_steps, rendezvous, returning, script, spawning
+from slurm_robust.worker.creations import Creations
 from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.imports import ImportRecorder
+from slurm_robust.worker.outside import OutsideReads
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
 from slurm_robust.worker.step_record import Mark, RankPhase, RecordError, StepRecord
 
@@ -109,8 +111,8 @@ def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
                 descriptor = os.open(path, flags, 0o640)
             os.dup2(descriptor, target)
             os.close(descriptor)
-        place = spawn.cwd
-        os.chdir(spawn.cwd)
+        place = spawn.cwd if spawn.code is None else spawn.code.workdir_of(spawn.cwd)
+        os.chdir(place)
     except OSError as error:
         message = f"{place}: {error.strerror}; rank {worker.rank} cannot start without it on this node"
         print(f"slurm_robust: {message}", file=sys.stderr)
@@ -122,13 +124,16 @@ def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
 
 def _execute(spawn: Spawn, worker: WorkerSpec) -> int:
     """Become another program; returns only when that fails."""
+    command = spawn.command
+    if spawn.code is not None:
+        command = spawn.code.command(CommandKind.EXEC, command, spawn.cwd)
     # Python ignores these two, and an ignored signal stays so in the program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
-        os.execvpe(spawn.command[0], list(spawn.command), os.environ)
+        os.execvpe(command[0], list(command), os.environ)
     except OSError as error:
-        message = f"cannot execute {spawn.command[0]}: {error.strerror}; PATH is {os.environ.get('PATH')}"
+        message = f"cannot execute {command[0]}: {error.strerror}; PATH is {os.environ.get('PATH')}"
         print(f"slurm_robust: {message}", file=sys.stderr)
         crash.leave(WorkerError(type=type(error).__name__, message=message), worker.error)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
@@ -144,22 +149,33 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
         numpy.random.seed()
     if torch is not None:
         torch.default_generator.seed()
-    entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
-    if entry is not None:
-        sys.path[0] = entry
-    imports = None
+    kind = spawn.command_kind
+    command = script.search_for(kind, spawn.command, spawn.cwd, spawn.code)
+    leave_notes: list[Callable[[], None]] = []  # at the first step
+    if spawn.code is not None:
+        Creations(spawn.code).begin()
+        if worker.outside:
+            reads = OutsideReads(spawn.code, worker.outside)
+            reads.begin()
+            leave_notes.append(reads.leave)
     if worker.modules:
-        own = spawn.command[0].partition(".")[0] if spawn.command_kind is CommandKind.MODULE else ""
+        own = command[0].partition(".")[0] if kind is CommandKind.MODULE else ""
         imports = ImportRecorder(worker.modules, own)
         imports.begin()
-    follow(worker.record, imports.leave if imports is not None else None)
+        leave_notes.append(imports.leave)
+
+    def leave_all() -> None:
+        for leave in leave_notes:
+            leave()
+
+    follow(worker.record, leave_all if leave_notes else None)
     dump.prepare(worker.record)
     if listener is not None:
         rendezvous.listen_on(listener)
     rendezvous.await_rank_zero()
     ended: BaseException | None = None
     try:
-        script.run(spawn.command_kind, spawn.command)
+        script.run(kind, command)
     except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
         ended = error  # and nothing is called here: a signal handler of the script's could raise in it
     _forget_children()

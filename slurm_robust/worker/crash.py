@@ -15,6 +15,7 @@ import msgspec
 from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.mountinfo import without_room
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.nodefolders import within_release
 from slurm_robust.model.record import UNREADABLE
 
 _MESSAGE_CHARS = 2_000
@@ -48,18 +49,19 @@ def show(error: BaseException, trace: TracebackType | None) -> None:
 def describe(error: BaseException, trace: TracebackType | None, cwd: str) -> WorkerError:
     """Return the facts of ``error``; its place is the innermost frame of the user's own code.
 
-    A place below ``cwd`` is given relative to it.
+    A place below ``cwd`` is given relative to it, one in a release relative to the folder that was copied.
     """
     file, line = _place(error, trace)
+    file = within_release(file)
     if file and os.path.isabs(file) and file.startswith(cwd.rstrip("/") + "/"):
         file = os.path.relpath(file, cwd)
     text = "".join(traceback.format_exception(type(error), error, trace))
     return WorkerError(
         type=_type_name(error),
-        message=_message(error)[:_MESSAGE_CHARS],
+        message=within_release(_message(error))[:_MESSAGE_CHARS],
         file=file,
         line=line,
-        traceback=_shortened(text),
+        traceback=_shortened(within_release(text)),
         full=_full(error, cwd),
     )
 

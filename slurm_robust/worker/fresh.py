@@ -35,7 +35,13 @@ def _run(spawn: Spawn, worker: WorkerSpec, agent: int, listener: int | None = No
     process.set_title(worker.rank)
     dump.allow_tracing(agent)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    order = Prepare(command_kind=spawn.command_kind, command=spawn.command, cwd=spawn.cwd, nproc_per_node=1)
+    order = Prepare(
+        command_kind=spawn.command_kind,
+        command=spawn.command,
+        cwd=spawn.cwd,
+        nproc_per_node=1,
+        code=spawn.code,
+    )
     try:
         prepare(order)
     except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes unreported

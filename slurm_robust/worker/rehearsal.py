@@ -26,6 +26,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.util import process
 from slurm_robust.util.confine import NoLandlock, confine_changes
 from slurm_robust.worker import crash, optimizer_steps, script, trial
+from slurm_robust.worker.copied import CopiedCode
 from slurm_robust.worker.diverted import Diversion
 from slurm_robust.worker.fakegroup import NoFakeGroup, pretend_world
 
@@ -37,6 +38,13 @@ NICENESS = 10
 OOM_SCORE = 1000
 """Out of 1000: the kernel takes a rehearsal before anything else."""
 
+_NO_GPU = re.compile(
+    r"no (CUDA|HIP|NVIDIA|AMD)[ -](GPUs?|devices?|capable)|no CUDA-capable device|found no NVIDIA driver"
+    r"|not (compiled|built) with CUDA|torch\.cuda\.is_available\(\) is False|CUDA (driver )?initializ"
+    r"|only supported with GPUs|invalid device ordinal|NVML_|no GPUs? found|GPU is not available",
+    re.IGNORECASE,
+)
+_CAUSES = 8
 _NAME = "srobust-rehears"
 _HIDDEN = script.RUNNER_FILES | {__file__}
 
@@ -78,6 +86,10 @@ class DryRunTask(Record):
     """The file for its :class:`~slurm_robust.model.exits.WorkerError`."""
     writes: tuple[str, ...] = ()
     """More folders in which it may change files."""
+    code: CopiedCode | None = None
+    """The copy of the code that it runs, None for the code in its place."""
+    beside: bool = False
+    """Workers train on the node, and have all but what they leave."""
 
 
 def folders(task: DryRunTask, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -91,7 +103,10 @@ def main() -> None:
     process.die_with_parent(task.parent)
     process.set_name(_NAME)
     process.prefer_for_oom(OOM_SCORE)
-    os.nice(NICENESS)
+    if task.beside:
+        process.use_idle_time()
+    else:
+        os.nice(NICENESS)
     code = 1
     try:
         os.chdir(task.cwd)
@@ -109,7 +124,7 @@ def main() -> None:
         sys.dont_write_bytecode = True
         Diversion(allowed, f"{task.scratch}/diverted").begin()
         confine_changes(allowed)
-        trial.enter(task.kind, task.command)
+        command = trial.enter(task.kind, task.command, task.cwd, task.code)
         pretend_world()
         done = 0
 
@@ -120,7 +135,7 @@ def main() -> None:
                 trial.leave("rehearsal")
 
         optimizer_steps.call_after_each(count)
-        script.run(task.kind, task.command)
+        script.run(task.kind, command)
         code = 0
     except (NoFakeGroup, NoLandlock) as error:
         crash.leave(WorkerError(type=type(error).__name__, message=str(error)), task.error)
@@ -146,7 +161,19 @@ def _report(error: BaseException, task: DryRunTask) -> int:
     trace = crash.own_traceback(error, _HIDDEN)
     crash.leave(crash.describe(error, trace, task.cwd), task.error)
     crash.show(error, trace)
-    return 1
+    return IMPOSSIBLE if task.beside and needs_gpu(error) else 1
+
+
+def needs_gpu(error: BaseException) -> bool:
+    """Return whether ``error``, or what led to it, is the want of a GPU, in torch's and drivers' words."""
+    found: BaseException | None = error
+    for _ in range(_CAUSES):
+        if found is None:
+            return False
+        if _NO_GPU.search(str(found)):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main() -> None:
     process.set_title(int(os.environ["RANK"]))
     process.prefer_for_oom()
     kind, command = CommandKind(sys.argv[1]), tuple(sys.argv[2:])
-    trial.enter(kind, command)
+    trial.enter(kind, command, os.getcwd())
     # Imports torch, so it comes after this process ends with its parent and finds modules as the script does.
     from slurm_robust.worker.replay_recorder import record_steps
 

@@ -17,6 +17,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 from slurm_robust.model.job import CommandKind
+from slurm_robust.worker.copied import CopiedCode, search_in
 
 # Frames of these files stand before the user's in a traceback.
 RUNNER_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>"})
@@ -30,6 +31,22 @@ def first_path_entry(kind: CommandKind, command: tuple[str, ...], cwd: str) -> s
         return cwd
     script = os.path.join(cwd, command[0])
     return script if _holds_main(script) else os.path.dirname(os.path.realpath(script))
+
+
+def search_for(
+    kind: CommandKind, command: tuple[str, ...], cwd: str, code: CopiedCode | None
+) -> tuple[str, ...]:
+    """Have this process find modules as for ``command`` in ``cwd``, the user's own in the copy of ``code``.
+
+    Returns the command with the script in the copy. For another code it may be called again.
+    """
+    if code is not None:
+        command = code.command(kind, command, cwd)
+    entry = first_path_entry(kind, command, cwd)
+    if entry is not None:
+        sys.path[0] = entry
+    search_in(code, cwd)
+    return command
 
 
 def run(kind: CommandKind, command: tuple[str, ...]) -> None:

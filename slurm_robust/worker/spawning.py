@@ -13,6 +13,7 @@ import msgspec
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.worker.copied import CopiedCode
 
 # A Spawn of 16 ranks has about 40 KiB; the limit is the socket's send buffer.
 MAX_PACKET_BYTES = 1024 * 1024
@@ -30,6 +31,16 @@ class WorkerSpec(Record):
     cpus: tuple[int, ...] = ()  # it runs on these, or on all if empty
     memory_node: int = -1  # the NUMA node whose memory it takes first, -1 for any
     modules: str = ""  # file for the names of modules that it has imported, "" for none
+    outside: str = ""  # file for the code that it reads outside of its release, "" for none
+
+
+class RankProgram(Record):
+    """What the ranks of a release run."""
+
+    command_kind: CommandKind
+    command: tuple[str, ...]  # as the user gave it
+    code: CopiedCode | None = None
+    env: dict[str, str] = {}  # of the release
 
 
 # -- agent to zygote ------------------------------------------------------------------------------
@@ -44,6 +55,9 @@ class Prepare(Record, tag_field="kind", tag="prepare"):
     nproc_per_node: int
     preload: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()  # what workers of this job were seen to import; see Fatal
+    needed: tuple[str, ...] = ()  # what a release that is tried has to import
+    code: CopiedCode | None = None  # from which workers will import the user's own modules
+    env: dict[str, str] = {}  # for the imports
 
 
 class Spawn(Record, tag_field="kind", tag="spawn"):
@@ -54,6 +68,8 @@ class Spawn(Record, tag_field="kind", tag="spawn"):
     command: tuple[str, ...]
     cwd: str
     workers: tuple[WorkerSpec, ...]
+    code: CopiedCode | None = None  # from which they run
+    env: dict[str, str] = {}  # that of the release; it is in those of the workers, too
 
 
 class Serve(Record, tag_field="kind", tag="serve"):
@@ -79,13 +95,15 @@ class Ready(Record, tag_field="kind", tag="ready"):
 
     import_s: float  # since the agent started the zygote
     notes: tuple[str, ...] = ()  # facts for the journal
+    is_bound: bool = False  # it has imported modules of the user's own: good for the same release only
 
 
 class Fatal(Record, tag_field="kind", tag="fatal"):
     """No worker can ever be started by a zygote that was prepared so; the zygote ends."""
 
     reason: str  # with the fix
-    module: str = ""  # of ``learned``, if it is to blame: it is not to be imported before a fork
+    module: str = ""  # of ``learned`` or ``needed``, if it is to blame: not to be imported before a fork
+    traceback: str = ""  # set if ``module`` is needed, and cannot be imported at all
 
 
 class Spawned(Record, tag_field="kind", tag="spawned"):

@@ -8,13 +8,18 @@ from typing import Any, NoReturn
 
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker import script
+from slurm_robust.worker.copied import CopiedCode
 
 
-def enter(kind: CommandKind, command: tuple[str, ...]) -> None:
-    """Have Python find modules as for ``command``, which runs in the present folder."""
-    entry = script.first_path_entry(kind, command, os.getcwd())
-    if entry is not None:
-        sys.path[0] = entry
+def enter(
+    kind: CommandKind, command: tuple[str, ...], cwd: str, code: CopiedCode | None = None
+) -> tuple[str, ...]:
+    """Enter the folder in which ``command`` runs, and have Python find modules as for it.
+
+    ``cwd``: the user's. Returns the command, in the copy of the ``code`` if there is one.
+    """
+    os.chdir(cwd if code is None else code.workdir_of(cwd))
+    return script.search_for(kind, command, cwd, code)
 
 
 def leave(what: str) -> NoReturn:

@@ -22,18 +22,20 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurm_robust.checkpoint import flush
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.nodefolders import within_release
 from slurm_robust.util.modules import is_installed
 from slurm_robust.util.process import adopt_orphans, raise_file_limit, signal_group
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.worker import crash, script, spawning
 from slurm_robust.worker.bootstrap import become_worker
+from slurm_robust.worker.copied import own_modules, shadowed
 from slurm_robust.worker.orphans import children, end_orphans
 from slurm_robust.worker.spawning import (
     Exited,
@@ -49,6 +51,10 @@ from slurm_robust.worker.spawning import (
     WorkerSpec,
 )
 
+_IMPORTING = frozenset(
+    {__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
+)
+_TRACEBACK_CHARS = 8_000
 _MAX_CHARS = 300  # characters of an error's message in the reason, which is one line
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
@@ -68,13 +74,19 @@ _TORCH_MODULES = (
 class CannotPrepare(Exception):
     """The workers' imports are impossible or not fit for a fork: the message is for the user."""
 
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        """``traceback``: of an import that failed."""
+        super().__init__(reason)
+        self.traceback = traceback
+
 
 class UnfitModule(Exception):
-    """A learned module must not be imported here; ``module`` is "" if none may be."""
+    """A learned or needed module must not be imported here; ``module`` is "" if none may be."""
 
-    def __init__(self, module: str, reason: str) -> None:
+    def __init__(self, module: str, reason: str, traceback: str = "") -> None:
+        """``traceback``: of a needed module that cannot be imported."""
         super().__init__(reason)
-        self.module = module
+        self.module, self.traceback = module, traceback
 
 
 @dataclass
@@ -94,6 +106,8 @@ class Zygote:
         self._children: dict[int, _Child] = {}
         self._wakeup = WakeUp()
         self._is_fit = True
+        self._prepared_for: Prepare | None = None
+        self._shadowed: frozenset[str] = frozenset()
         self._helpers: frozenset[int] = frozenset()  # children that imports have started
 
     def serve(self) -> None:
@@ -131,8 +145,9 @@ class Zygote:
             case Prepare():
                 return self._prepare(message)
             case Spawn():
+                is_fit = self._is_fit and self._is_fit_for(message)
                 for worker in message.workers:
-                    self._fork(message, worker, passed)
+                    self._fork(message, worker, passed, is_fit=is_fit)
             case Serve():
                 # Fork a storage writer. The socket shows when it ends, or that it could not be forked.
                 try:
@@ -156,21 +171,47 @@ class Zygote:
         try:
             prepared = prepare(order)
         except CannotPrepare as error:
-            self._send(Fatal(reason=str(error)))
+            self._send(Fatal(reason=str(error), traceback=error.traceback[-_TRACEBACK_CHARS:]))
             return False
         except UnfitModule as error:
-            self._send(Fatal(module=error.module, reason=str(error)))
+            trace = error.traceback[-_TRACEBACK_CHARS:]
+            self._send(Fatal(module=error.module, reason=str(error), traceback=trace))
             return False
         # Objects made so far will not be touched by the workers' garbage collections, so that their
         # memory stays shared.
         gc.collect()
         gc.freeze()
-        self._is_fit = prepared.is_fit
+        self._is_fit, self._prepared_for = prepared.is_fit, order
+        if order.code is not None:
+            self._shadowed = shadowed(order.code)
         self._helpers = children()
-        self._send(Ready(import_s=time.monotonic() - self._began, notes=tuple(prepared.notes)))
+        self._send(
+            Ready(
+                import_s=time.monotonic() - self._began,
+                notes=tuple(prepared.notes),
+                is_bound=order.code is not None and bool(own_modules(order.code)),
+            )
+        )
         return True
 
-    def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int]) -> None:
+    def _is_fit_for(self, spawn: Spawn) -> bool:
+        """Return whether a fork, maybe made for another release, imports what a fresh interpreter would."""
+        before = self._prepared_for
+        if before is None or spawn.command_kind is CommandKind.EXEC:
+            return True
+        if (spawn.code, spawn.env) == (before.code, before.env):
+            return True
+        if spawn.env != before.env or own_modules(spawn.code):
+            return False
+        path = list(sys.path)
+        try:
+            script.search_for(spawn.command_kind, spawn.command, spawn.cwd, spawn.code)
+            return spawn.code is None or shadowed(spawn.code) <= self._shadowed
+        finally:
+            script.search_for(before.command_kind, before.command, before.cwd, before.code)
+            sys.path[:] = path
+
+    def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int], *, is_fit: bool) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         zygote, agent = os.getpid(), os.getppid()
@@ -183,7 +224,7 @@ class Zygote:
                     while passed:
                         os.close(passed.pop())
                 listener = passed[0] if passed else None
-                become_worker(spawn, worker, zygote, agent, blocked, is_fit=self._is_fit, listener=listener)
+                become_worker(spawn, worker, zygote, agent, blocked, is_fit=is_fit, listener=listener)
         except OSError as error:
             reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
             self._send(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
@@ -243,12 +284,10 @@ def prepare(order: Prepare) -> Prepared:
     prepared = Prepared([])
     if order.command_kind is CommandKind.EXEC:
         return prepared
-    entry = script.first_path_entry(order.command_kind, order.command, order.cwd)
-    if entry is not None:
-        # Python's own first entry is this process's folder, as it was started by -m.
-        sys.path[0] = entry
+    # Python's own first entry is this process's folder, as it was started by -m.
+    script.search_for(order.command_kind, order.command, order.cwd, order.code)
     try:
-        os.chdir(order.cwd)
+        os.chdir(order.cwd if order.code is None else order.code.workdir_of(order.cwd))
     except OSError as error:
         raise CannotPrepare(
             f"cannot enter the working directory {order.cwd}: {error.strerror}; "
@@ -263,9 +302,10 @@ def prepare(order: Prepare) -> Prepared:
     # torch 2.13.
     gc.disable()
     try:
-        with asking_nvml(os.environ):
+        with added(os.environ, order.env), asking_nvml(os.environ):
             _import_all(order, prepared)
-            if order.learned and not prepared.is_fit:
+            import_needed(order.needed)
+            if (order.learned or order.needed) and not prepared.is_fit:
                 raise UnfitModule("", "workers are interpreters of their own")
             import_learned(order.learned)
     finally:
@@ -312,8 +352,41 @@ def import_learned(names: Iterable[str]) -> None:
         except BaseException as error:  # a module may also call sys.exit()
             said = one_line(f"{type(error).__name__}: {error}", _MAX_CHARS)
             raise UnfitModule(name, f"its import fails: {said}") from error
-        if changed := [what for what, value in _traces().items() if value != before[what]]:
-            raise UnfitModule(name, f"its import leaves or changes {', '.join(changed)}")
+        _check_traces(name, before)
+
+
+def import_needed(names: Iterable[str]) -> None:
+    """Import what a release needs. Raises :class:`UnfitModule`, with a traceback if one cannot be imported.
+
+    Modules of the user's own are left to the workers, which have them from their release.
+    """
+    for name in names:
+        if name in sys.modules:
+            continue
+        try:
+            spec = importlib.util.find_spec(name.partition(".")[0])
+        except (ImportError, ValueError, AttributeError):
+            spec = None
+        if spec is not None and spec.origin not in ("built-in", "frozen") and not is_installed(spec):
+            continue
+        before = _traces()
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # a module may also call sys.exit()
+            said = one_line(f"{type(error).__name__}: {error}", _MAX_CHARS)
+            raise UnfitModule(name, said, _traceback_of(error)) from error
+        _check_traces(name, before)
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return that of a failed import, without the frames of this and of the import machinery."""
+    own = crash.own_traceback(error, _IMPORTING)
+    return within_release("".join(traceback.format_exception(type(error), error, own)))
+
+
+def _check_traces(name: str, before: dict[str, object]) -> None:
+    if changed := [what for what, value in _traces().items() if value != before[what]]:
+        raise UnfitModule(name, f"its import leaves or changes {', '.join(changed)}")
 
 
 def _traces() -> dict[str, object]:
@@ -369,7 +442,7 @@ def _import(name: str, problem: str) -> None:
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames[2:] else ""
         said = one_line(f"{type(error).__name__}: {error}", _MAX_CHARS)
         where = "its traceback is in agents/ of the job's folder"
-        raise CannotPrepare(f"{problem}: {said}{at}; {where}") from error
+        raise CannotPrepare(f"{problem}: {said}{at}; {where}", _traceback_of(error)) from error
 
 
 def _threads() -> int:
@@ -412,6 +485,21 @@ def has_started_driver() -> bool:
         return _HIP_DEVICE in _descriptors()
     error: int = cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
     return error != _NOT_INITIALIZED
+
+
+@contextmanager
+def added(environ: MutableMapping[str, str], values: Mapping[str, str]) -> Iterator[None]:
+    """Have ``values`` in the environment meanwhile."""
+    before = {name: environ.get(name) for name in values}
+    environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
 
 
 @contextmanager

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from slurm_robust.agent.code import remove_code
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.model.nodefolders import parse_folder_name
+from slurm_robust.model.nodefolders import CODE, parse_folder_name
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -95,7 +97,11 @@ def _sweep(found: dict[Path, int], notes: Notes, make: Callable[[], SlurmClient]
         slurm = make()
         for path, job_id in list(found.items())[:MAX_JOBS]:
             if _is_gone(slurm, job_id):
-                shutil.rmtree(path, ignore_errors=True)
+                if path.name.endswith(CODE):
+                    for note in remove_code(path, socket.gethostname()):
+                        notes.say("leftovers", note, again_s=0.0)
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
                 text = f"removed {path.name} that job {job_id} had left in {path.parent}"
                 notes.say("leftovers", text, again_s=0.0)
     except (SlurmError, CommandTimeout, OSError):

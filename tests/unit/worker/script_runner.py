@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.model.job import CommandKind
+from slurm_robust.worker.copied import CopiedCode
+from slurm_robust.worker.outside import read_outside
 from slurm_robust.worker.spawning import Exited, Prepare, Ready, Spawn, WorkerSpec
 from slurm_robust.worker.step_record import StepRecord
 
@@ -22,8 +24,16 @@ class ScriptRunner:
     """One zygote; each :meth:`run` is a worker of it."""
 
     def __init__(
-        self, *, preload: tuple[str, ...] = (), cwd: Path, launcher: type[ZygoteLauncher] = ZygoteLauncher
+        self,
+        *,
+        preload: tuple[str, ...] = (),
+        cwd: Path,
+        launcher: type[ZygoteLauncher] = ZygoteLauncher,
+        results: Path | None = None,
+        code: CopiedCode | None = None,
     ) -> None:
+        """``results``: the folder for what workers leave, by default where they run. ``code``: a release."""
+        self._results = results
         self._launcher = launcher(
             Prepare(
                 command_kind=CommandKind.SCRIPT,
@@ -31,6 +41,7 @@ class ScriptRunner:
                 cwd=str(cwd),
                 nproc_per_node=1,
                 preload=preload,
+                code=code,
             )
         )
         self._launcher.start()
@@ -45,10 +56,12 @@ class ScriptRunner:
         kind: CommandKind = CommandKind.SCRIPT,
         env: dict[str, str] | None = None,
         listener: socket.socket | None = None,
+        code: CopiedCode | None = None,
+        release_env: dict[str, str] | None = None,
     ) -> WorkerResult:
         """Run one worker to its end."""
         self._generation += 1
-        folder = cwd / f"worker-{self._generation}"
+        folder = (self._results or cwd) / f"worker-{self._generation}"
         folder.mkdir()
         record = StepRecord.create(folder / "record", generation=self._generation, rank=0)
         worker = WorkerSpec(
@@ -58,9 +71,16 @@ class ScriptRunner:
             err=str(folder / "err"),
             error=str(folder / "error"),
             record=str(folder / "record"),
+            outside=str(folder / "outside"),
         )
         order = Spawn(
-            generation=self._generation, command_kind=kind, command=command, cwd=str(cwd), workers=(worker,)
+            generation=self._generation,
+            command_kind=kind,
+            command=command,
+            cwd=str(cwd),
+            workers=(worker,),
+            code=code,
+            env=release_env or {},
         )
         self._launcher.spawn(order, listener)
         if listener is not None:
@@ -69,7 +89,8 @@ class ScriptRunner:
         self._launcher.sweep()
         steps, phases = record.progress(time.monotonic()).step, record.start_phases
         record.close()
-        return WorkerResult(exited, (folder / "out").read_text(), (folder / "err").read_text(), steps, phases)
+        out, err = (folder / "out").read_text(), (folder / "err").read_text()
+        return WorkerResult(exited, out, err, steps, phases, read_outside(folder / "outside"))
 
     def close(self) -> None:
         """End the zygote."""
@@ -86,15 +107,27 @@ class ScriptRunner:
 
 
 class WorkerResult:
-    """How a worker ended, what it printed, the optimizer steps that were counted (-1: none), its start."""
+    """How a worker ended, what it printed, the optimizer steps that were counted (-1: none), its start.
 
-    def __init__(self, exited: Exited, out: str, err: str, steps: int, phases: dict[str, float]) -> None:
+    ``outside``: the code that it has read outside of its release until its first step.
+    """
+
+    def __init__(
+        self,
+        exited: Exited,
+        out: str,
+        err: str,
+        steps: int,
+        phases: dict[str, float],
+        outside: tuple[str, ...] | None,
+    ) -> None:
         self.exited = exited
         self.code = exited.code
         self.out = out
         self.err = err
         self.steps = steps
         self.phases = phases
+        self.outside = outside
 
 
 def plain_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
