@@ -23,7 +23,7 @@ import msgspec
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
-from slurm_robust.model.nodefolders import CODE, SHARED_MEMORY, folder_name, parse_folder_name
+from slurm_robust.model.nodefolders import CODE, SHARED_MEMORY, folder_name
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.release import Release
 from slurm_robust.releases.contents import stored
@@ -281,8 +281,7 @@ def remove_dead_code(base: Path, node: str) -> list[str]:
             continue  # being made, or gone meanwhile
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if parse_folder_name(folder.name) is not None:
-                notes += remove_code(folder, node)
+            notes += remove_code(folder, node)
         except OSError:
             pass  # an agent uses it
         finally:

@@ -110,6 +110,7 @@ class ScriptedController:
         slot: int = 0,
         slots: int = 1,
         master: str = "",
+        release: str = "",
     ) -> None:
         """Order workers; ``master`` is the node of slot 0, by default the same."""
         at = self.newest(master or node)
@@ -126,6 +127,7 @@ class ScriptedController:
                 master_addr=at.address,
                 master_port=at.rendezvous_port,
                 restart_count=generation - 1,
+                release=release,
             ),
         )
 
