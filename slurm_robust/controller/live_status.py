@@ -448,6 +448,8 @@ def why(entered_by: to.Transition, ending: str) -> str:
             return action.reason
         case to.ToCheckpointing():
             return ending
+        case to.ToUpdating():
+            return "all ranks keep one step for an update, and wait there"
         case to.ToGathering(start=True):
             return "agents are started"
         case to.ToGathering():

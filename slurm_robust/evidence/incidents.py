@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from msgspec.structs import replace
 
@@ -143,7 +143,8 @@ def incident_reports(
     past, found = _Past(), list[IncidentReport]()
     for place, event in enumerate(events):
         if isinstance(event, ev.IncidentOpened):
-            found.append(_report(event, past, tuple(_until_its_end(events, place))))
+            own = tuple(_until_its_end(events, place))
+            found.append(_report(event, past, own, islice(events, place + len(own), None)))
         past.add(event)
     if is_over and found and found[-1].status is IncidentStatus.OPEN:
         found[-1] = replace(found[-1], status=IncidentStatus.ENDED)
@@ -182,7 +183,9 @@ class _Past:
                 self.notes.clear()
 
 
-def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]) -> IncidentReport:
+def _report(
+    opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...], after: Iterable[ev.AnyEvent]
+) -> IncidentReport:
     decided = [e for e in own if isinstance(e, ev.Decided)]
     final = [e for e in decided if not finds_out_more(e.actions)]
     verdicts = [e.verdict for e in final if e.verdict is not None]
@@ -200,6 +203,12 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
         if isinstance(event, ev.FirstStep | ev.ProgressMade):
             reported = reported and event.reported
         again.add(event)
+    if any(isinstance(action, RollBack) for e in decided if e.carried_out for action in e.actions):
+        # What the release before does after the step of the update is new to it, and done again all the same.
+        for event in after:
+            if isinstance(event, ev.IncidentOpened) or again.newest > again.best:
+                break
+            again.add(event)
     return IncidentReport(
         job_id=past.job_id,
         number=opened.incident,

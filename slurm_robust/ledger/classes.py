@@ -37,8 +37,8 @@ class TimeClass(str, Enum):
 
     RECOMPUTING = "recomputing"
     """Steps that are done again, and the part of a step that a fault cut off. When a release is rolled back,
-    the release before does its steps again, as after a generation that ended in NaN: that time is lost. So
-    each step counts once, as productive when it was first done.
+    the release before does its steps again, as after a generation that ended in NaN: that time is lost, and
+    the incident of the rollback costs it. So each step counts once, as productive when it was first done.
     """
 
     DETECTING = "detecting"

@@ -13,7 +13,7 @@ from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.clock import corrected, ordered
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
-from slurm_robust.model.incident import GiveUp, QuickTest, Requeue, finds_out_more
+from slurm_robust.model.incident import GiveUp, QuickTest, Requeue, RollBack, finds_out_more
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION, UPDATE
 from slurm_robust.model.record import Record
 
@@ -163,6 +163,7 @@ class _Sweep:
         self._step: int | None = None  # the newest of this generation
         self._spent: dict[str, float] = {}
         self._best = {True: best, False: _NEVER}
+        self._again_until = _NEVER  # the step until which a release that was rolled back had come
         self._open: ev.IncidentOpened | None = None
         self._opened_ms = 0
         self._allocated = False
@@ -194,7 +195,8 @@ class _Sweep:
             case ev.IncidentClosed():
                 if self._open is not None and self._open.incident == event.incident:
                     self._open = None
-                    self._set(incident=0)
+                    if event.step >= self._again_until:
+                        self._set(incident=0)
             case ev.UpdateApplied():
                 self._release = event.release
                 self._set_baseline(event.release)
@@ -306,6 +308,9 @@ class _Sweep:
             return
         if self._open is not None and self._opened_ms <= at:
             self._set(incident=self._open.incident)
+        elif self._again_until != _NEVER and self._step is not None and self._step >= self._again_until:
+            self._again_until = _NEVER
+            self._set(incident=0)
         if not self._trains:
             self._first_step(event, at)
         elif self._step is not None and event.step > self._step:
@@ -443,6 +448,7 @@ class _Sweep:
 
     def _opened(self, event: ev.IncidentOpened, at: int) -> None:
         self._open, self._opened_ms, self._updates = event, at, False
+        self._again_until = _NEVER
         if self._trains:
             return  # it may make more steps; what was lost shows when the generation ends
         self.account.write(at - round(event.detect_s * 1000), self._kind)
@@ -454,6 +460,8 @@ class _Sweep:
         if self._trains or not event.carried_out:
             return
         self.account.write(at, self._kind)
+        if any(isinstance(action, RollBack) for action in event.actions):
+            self._again_until = self._best[True]
         if finds_out_more(event.actions) or any(isinstance(a, QuickTest) for a in event.actions):
             self._kind = (TimeClass.TESTING, "")
         elif any(isinstance(action, Requeue | GiveUp) for action in event.actions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.evidence import incident_text
@@ -242,7 +243,7 @@ def job_report(
         progress=progress(events, times),
         marks=tuple(
             sorted(
-                (*_marks(few, when), *_update_marks(updates), *_announced(books, updates)),
+                (*_marks(few, when), *_update_marks(updates), *_announced(books, few, when)),
                 key=lambda mark: mark.t,
             )
         ),
@@ -308,14 +309,17 @@ def _update_marks(rows: Iterable[UpdateRow]) -> Iterator[ChartMark]:
             yield ChartMark(t=row.judged, kind=UPDATE, text=f"update {row.number} is {result(row)}")
 
 
-def _announced(books: Ledger, rows: Iterable[UpdateRow]) -> Iterator[ChartMark]:
+def _announced(books: Ledger, events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[ChartMark]:
     """Yield where the script announced that it changes its own code or settings."""
     last_ms = -1
-    # Ranks that are held for an update of the job say so in the same way.
-    held = {round((row.stopped - books.begin) * 1000) for row in rows if row.stopped is not None}
+    held: dict[int, float] = {}  # ranks that an update of the job holds say so in the same way
+    for t, event in zip(times, events, strict=True):
+        if isinstance(event, ev.CheckpointRequested) and event.update:
+            held.setdefault(event.generation, t)
     for span in books.spans:
         took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING and not part.detail)
-        if took and span.begin_ms != last_ms and span.end_ms not in held:
+        is_held = books.begin + span.end_ms / 1000 >= held.get(span.generation, math.inf)
+        if took and span.begin_ms != last_ms and not is_held:
             t = books.begin + span.begin_ms / 1000
             yield ChartMark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
         if took:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_robust.config.job import JobConfig, UpdateConfig
+from slurm_robust.evidence.incident_text import facts
+from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.progress import FINISHED
+from slurm_robust.model.updates import UpdateResult, update_rows
+from slurm_robust.testing.sim.environment import SimulatedRelease
 from slurm_robust.testing.sim.job import Sim
 from tests.unit.engine.stories import core_of, trained
 
@@ -60,3 +65,48 @@ def test_a_clock_that_jumps_an_hour_costs_the_job_nothing() -> None:
     found = summary_of(sim.journal, sim.clock.now)
     assert found.wall_ms == pytest.approx(1000 * (sim.clock.now - sim.journal[0].t), abs=3000)
     assert TimeClass.SLOW not in found.classes
+
+
+# -- updates ---------------------------------------------------------------------------------------------
+
+
+def updated(release: SimulatedRelease) -> Sim:
+    """A job whose second release was asked for at a step boundary, at its end."""
+    untried = JobConfig(updates=UpdateConfig(good_steps=40, trial=False))
+    sim = trained(2, to=45, config=untried, release="a" * 12)
+    sim.has_release("b" * 12, release)
+    sim.update("b" * 12)
+    assert sim.run_to_end() == 0
+    return sim
+
+
+def test_an_update_costs_the_time_in_which_no_rank_made_a_step() -> None:
+    sim = updated(SimulatedRelease())
+    found, (row,) = summary_of(sim.journal, sim.clock.now), update_rows(sim.journal)
+    assert (row.result, found.repeated) == (UpdateResult.GOOD, 0)
+    assert row.stopped_s is not None
+    held_and_first_step_s = 3.0
+    assert found.classes[TimeClass.UPDATING] / 1000 == pytest.approx(row.stopped_s, abs=held_and_first_step_s)
+    assert sum(found.classes.values()) == found.wall_ms
+
+
+def test_what_a_release_that_is_rolled_back_had_done_is_done_again() -> None:
+    sim = updated(SimulatedRelease(fails_at=65))
+    found, (row,) = summary_of(sim.journal, sim.clock.now), update_rows(sim.journal)
+    assert (row.result, row.incident, row.back_to) == (UpdateResult.ROLLED_BACK, 1, "a" * 12)
+    (incident,) = found.incidents
+    assert (incident.cause, incident.nodes) == ("code", ())
+    assert found.repeated == pytest.approx(64 - row.step, abs=1)
+    assert incident.classes[TimeClass.RECOMPUTING] == found.classes[TimeClass.RECOMPUTING]
+    (report,) = incident_reports(sim.journal)
+    assert report.steps_repeated == found.repeated
+    assert sum(found.classes.values()) == found.wall_ms
+
+
+def test_an_incident_on_a_candidate_names_its_update_and_the_way_out() -> None:
+    sim = updated(SimulatedRelease(fails_at=65))
+    (report,) = incident_reports(sim.journal)
+    told = dict(facts(report))
+    assert told["blamed"].startswith(f"the code (release {'b' * 12}) (by the change of its release, ")
+    assert told["release"].startswith(f"{'b' * 12}, not good yet: update 1 to release {'b' * 12} by ada ")
+    assert told["next"].startswith(f"'srobust diff {sim.state.job_id} {'a' * 12} {'b' * 12}'")

@@ -425,6 +425,21 @@ def test_steps_of_a_release_that_is_rolled_back_are_done_again() -> None:
     assert summarise(ledger(journal.events, at(137)), journal.events).steps == 33
 
 
+def test_the_incident_of_a_rollback_costs_the_steps_that_are_done_again_also_after_its_first_new_step() -> (
+    None
+):
+    journal = updated().opened(121, 1, 2).ended(122, 2)
+    journal.decided(123, 1, RollBack(release="b", to="a", step=20), blame=Blame.CODE)
+    journal.launch(124, 3, 20).first(126, 3, 21).measured(126, 3, first_step=2).closed(126, 1, 3, 21)
+    for second in range(127, 147):
+        journal.progress(second, 3, second - 105)
+    (cost,) = summarise(ledger(journal.events, at(146)), journal.events).incidents
+    assert cost.classes[TimeClass.RECOMPUTING] == (11 + 1) * 1000
+    found = ledger(journal.events, at(146))
+    assert found.spans[-1].incident == 0
+    account(found)
+
+
 @given(st.data())
 def test_each_moment_is_counted_once_whatever_is_left_of_a_journal_with_updates(data: st.DataObject) -> None:
     kept = data.draw(st.lists(st.sampled_from(updates.whole()), min_size=1, max_size=40))

@@ -103,6 +103,8 @@ def test_an_update_that_the_script_announces_is_marked_once() -> None:
 def test_ranks_that_are_held_for_an_update_are_no_announcement_of_the_script() -> None:
     journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(20, 1, 10)
     journal.add(structs.replace(updates.requested(0, 1, "b"), t=at(22), epoch=1))
+    journal.say(ev.CheckpointRequested, 22, generation=1, step=12, reason="update 1", update=1)
+    journal.progress(23, 1, 12, update=1.0)
     journal.say(ev.StopStarted, 24, generation=1, reason="update 1", update=1)
     journal.progress(25, 1, 12, update=2.0).ended(26, 1, 12)
     journal.say(ev.UpdateApplied, 27, update=1, release="b", before="a", step=12)
