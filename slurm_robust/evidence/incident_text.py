@@ -144,11 +144,13 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
 
 
 def _way_out(report: IncidentReport) -> str:
-    """Return how to find and mend what a release that was rolled back changed; "" without a rollback."""
-    back, row = report.rolled_back, report.update
-    if back is None or row is None or row.release != back.release:
+    """Return how to find and mend what a release has changed; "" if it is not to blame."""
+    row = report.update
+    if row is None or report.blame is not inc.Blame.CODE:
         return ""
-    return updates.way_out(report.job_id, msgspec.structs.replace(row, back_to=back.to))
+    text = updates.way_out(report.job_id, row)
+    goes_on = report.status is not IncidentStatus.ENDED
+    return f"{text}; 'srobust update {report.job_id}' tries the mended code" if goes_on else text
 
 
 def blamed(report: IncidentReport) -> str:

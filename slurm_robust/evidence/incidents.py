@@ -118,12 +118,6 @@ class IncidentReport(Record):
         return [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
 
     @property
-    def rolled_back(self) -> RollBack | None:
-        """The last rollback of a release that was decided in it, None without one."""
-        actions = (a for e in self.events if isinstance(e, ev.Decided) and e.carried_out for a in e.actions)
-        return next((a for a in reversed(tuple(actions)) if isinstance(a, RollBack)), None)
-
-    @property
     def tests(self) -> tuple[ev.NodesTested, ...]:
         """Every time that nodes were tested, or replayed training steps."""
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))

@@ -20,16 +20,26 @@ def who(by: Requester) -> str:
 
 def title(row: UpdateRow) -> str:
     """Return ``update 2 to release 3f2a91c04b7d by alice (uid 1000) on login1: a larger batch``."""
-    kind = "rollback" if row.rollback else "update"
     told = f": {row.message}" if row.message else ""
-    return one_line(f"{kind} {row.number} to release {row.release} by {who(row.by)}{told}")
+    return one_line(f"{subject(row)} by {who(row.by)}{told}")
 
 
-def kind(row: UpdateRow) -> str:
-    """Return how it was asked for: ``now``, ``lazy, from step 300``, ``rollback, without the optimizer``."""
-    text = "rollback" if row.rollback else row.when.value
+def subject(row: UpdateRow) -> str:
+    """Return ``update 2 to release 3f2a91c04b7d``."""
+    return f"{'rollback' if row.rollback else 'update'} {row.number} to release {row.release}"
+
+
+def how(row: UpdateRow) -> str:
+    """Return what was asked for: ``now``, ``lazy, from step 300, without the state of the optimizer``."""
+    text = row.when.value
     text += f", from step {row.from_step}" if row.from_step >= 0 else ""
     return text + (", without the state of the optimizer" if row.discard_optimizer else "")
+
+
+def wish(row: UpdateRow) -> str:
+    """Return what was asked for, with the owner's message: ``rollback, now: back to what worked``."""
+    text = f"rollback, {how(row)}" if row.rollback else how(row)
+    return one_line(f"{text}: {row.message}" if row.message else text)
 
 
 def changes(row: UpdateRow) -> str:
@@ -48,11 +58,16 @@ def result(row: UpdateRow) -> str:
 
 
 def cost(row: UpdateRow) -> str:
-    """Return how long training stood still for it: ``4.2 s``, ``with incident 3``, or "" for not at all."""
+    """Return how long training stood still, ``4.2 s``; or what took the update along, ``incident 3``.
+
+    "" if it was not applied, or its release has not made a step.
+    """
     if row.stopped_s is not None:
         return f"{row.stopped_s:.1f} s"
+    if row.applied is None or row.stopped is not None:
+        return ""
     of_job = f"{row.job}/" if row.job else ""
-    return f"with incident {of_job}{row.recovery}" if row.recovery else ""
+    return f"incident {of_job}{row.recovery}" if row.recovery else "restart"
 
 
 def results(rows: Sequence[UpdateRow]) -> str:
@@ -90,11 +105,8 @@ def _moment(when: When) -> str:
 
 
 def way_out(job: int, row: UpdateRow) -> str:
-    """Return the commands that show what a bad release changed and bring the mended code."""
-    return (
-        f"'srobust diff {job} {row.back_to or row.before} {row.release}' shows what changed; "
-        f"'srobust update {job}' tries the mended code"
-    )
+    """Return the command that shows what a release changed."""
+    return f"'srobust diff {job} {row.before} {row.release}' shows what changed"
 
 
 def candidate_text(row: UpdateRow, at: float) -> str:

@@ -206,6 +206,7 @@ class UpdateBook:
             self._change(self.running, result=UpdateResult.REPLACED, why=why, over=t)
         was_good = event.release in self._good
         self.release, self.running, self._starting = event.release, event.update, event.update
+        is_stopped = self._stopped[0] == event.update
         return self._change(
             event.update,
             result=UpdateResult.GOOD if was_good else UpdateResult.CANDIDATE,
@@ -213,9 +214,9 @@ class UpdateBook:
             before=event.before,
             applied=t,
             judged=t if was_good else None,
-            stopped=self._stopped[1] if self._stopped[0] == event.update else None,
+            stopped=self._stopped[1] if is_stopped else None,
             step=event.step,
-            recovery=self._incident if event.recovery else 0,
+            recovery=0 if is_stopped else self._incident,
         )
 
     def _rolled_back(self, event: ev.Decided, back: RollBack, t: float) -> UpdateRow | None:

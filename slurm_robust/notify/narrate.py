@@ -148,8 +148,8 @@ class Narrator:
             known = before.get(row.number)
             if known is None:
                 severity = Severity.INFO
-                text = f"{_subject(row)} is requested by {updates.who(row.by)}"
-                text += f", {updates.kind(row)}"
+                text = f"{updates.subject(row)} is requested by {updates.who(row.by)}"
+                text += f", {updates.how(row)}"
                 text += f": {row.message}" if row.message else ""
                 text += f" ({changed})" if (changed := updates.changes(row)) else ""
             elif row.result is not known.result:
@@ -218,18 +218,15 @@ class Narrator:
         )
 
 
-def _subject(row: UpdateRow) -> str:
-    return f"{'rollback' if row.rollback else 'update'} {row.number} to release {row.release}"
-
-
 def _became(row: UpdateRow) -> str:
+    after = f" after step {row.step}" if row.step >= 0 else ""
     match row.result:
         case UpdateResult.CANDIDATE:
             taken = f", with the recovery of incident {row.recovery}" if row.recovery else ""
-            return f"{_subject(row)} is applied after step {row.step}{taken}"
+            return f"{updates.subject(row)} is applied{after}{taken}"
         case UpdateResult.GOOD if row.judged == row.applied:
-            return f"{_subject(row)} is applied after step {row.step}: {row.why}"
-    return f"{_subject(row)} is {updates.result(row)}"
+            return f"{updates.subject(row)} is applied{after}: {row.why}"
+    return f"{updates.subject(row)} is {updates.result(row)}"
 
 
 def supervisor_ended(name: str, run: int, code: int, t: float) -> Notice:

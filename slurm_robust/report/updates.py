@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from slurm_robust.evidence.updates import cost, kind, result
+from slurm_robust.evidence.updates import cost, result, wish
 from slurm_robust.model.updates import UpdateResult, UpdateRow
 from slurm_robust.terminal.console import told_table
 from slurm_robust.util.text import date_and_time, one_line
@@ -35,6 +35,6 @@ def _cells(row: UpdateRow) -> tuple[str | Text, ...]:
         one_line(row.release),
         one_line(row.by.user),
         cost(row) or "-",
-        one_line(f"{kind(row)}: {row.message}" if row.message else kind(row)),
+        wish(row),
         Text(result(row), style=_STYLES.get(row.result, "")),
     )

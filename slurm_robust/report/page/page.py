@@ -19,7 +19,7 @@ from statistics import median
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup  # part of jinja2
 
-from slurm_robust.evidence.updates import cost, kind, result, who
+from slurm_robust.evidence.updates import cost, result, who, wish
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
 from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.chapters import step_text
@@ -105,11 +105,11 @@ def _template() -> Template:
         "duration": duration,
         "files": lambda files: ", ".join(f"{name} ({size:,} B)" for name, size in files.items()),
         "fmt": format,
-        "kind": kind,
         "line": one_line,
         "result": result,
         "step": step_text,
         "who": who,
+        "wish": wish,
     }
     return environment.get_template("page.html.j2")
 

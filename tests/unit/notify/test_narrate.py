@@ -195,7 +195,7 @@ def test_each_update_from_its_request_to_its_end() -> None:
             "update 3 to release cccccccccccc is rolled back to bbbbbbbbbbbb: "
             "release cccccccccccc raised IndexError at train.py:40 before it was good",
         ),
-        ("info", f"rollback 4 to release aaaaaaaaaaaa is {who}, rollback"),
+        ("info", f"rollback 4 to release aaaaaaaaaaaa is {who}, lazy"),
         ("info", "rollback 4 to release aaaaaaaaaaaa is superseded: update 5 takes its place"),
         ("info", f"update 5 to release dddddddddddd is {who}, lazy: a lower rate"),
     ]

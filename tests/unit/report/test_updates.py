@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model import events as ev
+from slurm_robust.model.incident import GiveUp
 from slurm_robust.report import incident_view, status
 from slurm_robust.report.job_report import SlurmFacts, job_report
 from slurm_robust.report.job_text import CsvTable, csv_text, render
@@ -114,6 +115,19 @@ def test_a_rollback_is_blamed_on_the_change_and_names_the_way_out() -> None:
     assert lines[-1] == "IndexError: index 12"
 
 
+def test_a_job_that_a_candidate_ends_names_the_command_that_shows_what_changed() -> None:
+    events = [*job.start(), *job.good(), *job.rolled_back()]
+    place = next(
+        i for i, e in enumerate(events) if isinstance(e, ev.Decided) and e.verdict and e.verdict.rung == 7
+    )
+    last = events[place]
+    assert isinstance(last, ev.Decided)
+    given_up = structs.replace(last, actions=(GiveUp(code=93, reason="x"),))
+    over = ev.RunEnded(t=last.t + 1, code=93, reason="x")
+    found = job_report([*events[:place], given_up, over], NOW, SlurmFacts(), {}).incidents[1]
+    assert found.facts["next"] == f"'srobust diff 4711 {BATCH} {LAYERS}' shows what changed"
+
+
 def test_the_timeline_says_that_the_recovery_took_the_update_along() -> None:
     told = [entry.text for entry in REPORT.incidents[0].timeline if entry.what == "update"]
     assert told == [f"update 3 is applied: release {LAYERS} runs instead of {BATCH}"]
@@ -158,7 +172,7 @@ def test_the_report_counts_updates_by_result_and_shows_what_they_cost() -> None:
     text = screen(render(REPORT))
     assert "updates 5: 1 waiting, 1 good, 1 rolled back, 1 refused, 1 superseded" in text
     assert f"{BATCH} alice 4.5 s now: a larger batch good: 100 steps" in text
-    assert f"{LAYERS} alice with incident 1 lazy: twelve layers rolled back to {BATCH}" in text
+    assert f"{LAYERS} alice incident 1 lazy: twelve layers rolled back to {BATCH}" in text
 
 
 def test_the_class_updating_is_what_training_stood_still_for() -> None:
