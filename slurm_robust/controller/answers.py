@@ -28,11 +28,10 @@ from slurm_robust.engine import questions as qs
 from slurm_robust.evidence import bundle
 from slurm_robust.jobdir import owner
 from slurm_robust.model.companion import CompanionPool
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.restore import retained, until
+from slurm_robust.policy.restore import protected
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.values import parse_number
@@ -149,11 +148,9 @@ def storage_answers(
         if not pruning.acquire(blocking=False):
             return  # storage is slow; the next one removes what this one would have
         try:
-            protect = {CheckpointId(step=step, generation=g) for g, step in asked.sealed.items()}
-            complete = store.complete()
-            protect.update(retained(asked.sealed, complete, config.keep), asked.needed)
-            running = {asked.generation: asked.until}
-            protect.update(retained(until(running | asked.sealed, asked.until), complete, 1))
+            protect = protected(
+                asked.sealed, asked.generation, store.complete(), config.keep, asked.needed, asked.until
+            )
             store.prune(config.keep, protect, asked.generation, config.keep_every)
         finally:
             pruning.release()

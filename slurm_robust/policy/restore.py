@@ -142,6 +142,28 @@ def retained(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: i
     return sorted(good, reverse=True)[:keep]
 
 
+def protected(
+    sealed: Mapping[int, int],
+    generation: int,
+    storage: Collection[CheckpointId],
+    keep: int,
+    needed: Collection[CheckpointId] = (),
+    up_to: int = -1,
+) -> set[CheckpointId]:
+    """Return what stays on storage in any case, where ``generation`` runs.
+
+    That is what may be restored: the newest step of each ended generation, the newest ``keep``, ``needed``,
+    and the newest up to step ``up_to``, which may be of the generation that runs.
+    """
+    chosen = until({generation: up_to, **sealed}, up_to)
+    return {
+        *(CheckpointId(step=step, generation=ended) for ended, step in sealed.items()),
+        *retained(sealed, storage, keep),
+        *needed,
+        *retained(chosen, storage, 1),
+    }
+
+
 def writers(
     ref: CheckpointId,
     holdings: Sequence[Holding],

@@ -513,7 +513,7 @@ class SimController:
     def _prune(self, asked: qs.Prune) -> None:
         if not (self.env.storage.hangs or self.env.storage.fails):
             keep = self.plan.config.checkpoint.keep
-            self.env.storage.prune(asked.sealed, asked.generation, keep, asked.needed)
+            self.env.storage.prune(asked, keep)
 
     def _read_release(self, asked: qs.ReadRelease) -> Release:
         if self.env.storage.fails or asked.name not in self.env.releases:

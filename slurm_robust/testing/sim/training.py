@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from slurm_robust.engine.questions import Prune
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.progress import UPDATE, Progress
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from slurm_robust.policy.restore import retained
+from slurm_robust.policy.restore import protected
 from slurm_robust.testing.sim.timeline import Timeline
 from slurm_robust.wire.messages import Launch, TakeStacks
 
@@ -263,19 +264,14 @@ class FakeStorage:
         """Return what it lists of them: a cache may show nothing yet."""
         return self.complete() if self.shows else {}
 
-    def prune(
-        self, sealed: Mapping[int, int], generation: int, keep: int, needed: Collection[CheckpointId]
-    ) -> None:
+    def prune(self, asked: Prune, keep: int) -> None:
         """Remove what no restore needs; of the running generation the newest ``keep`` stay."""
-        complete = self.complete()
-        keeps = {
-            *needed,
-            *retained(sealed, complete, keep),
-            *(r for r in complete if r.generation >= generation),
-        }
+        complete, generation = self.complete(), asked.generation
+        stays = protected(asked.sealed, generation, complete, keep, asked.needed, asked.until)
         own = sorted((r for r in complete if r.generation == generation), reverse=True)
-        for ref in [r for r in complete if r not in keeps or r in own[keep:]]:
-            del self.parts[ref]
+        for ref in complete:
+            if ref not in stays and (ref.generation < generation or ref in own[keep:]):
+                del self.parts[ref]
 
 
 def doing(rank: int, node: str, *calls: str, state: str = "S") -> RankStacks:
