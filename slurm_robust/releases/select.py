@@ -170,12 +170,12 @@ class _Walk:
     def _without_code(self) -> Iterator[Linked]:
         """Return the links; a folder without code is one, and so has what is written there later."""
         code = {file.path for file in self._files} | {link.path for link in self._links if link.is_code}
-        needed = {parent for path in code for parent in _parents(path)}
+        needed = {parent for path in code for parent in parents(path)}
         for link in self._links:
-            if all(parent in needed for parent in _parents(link.path)):
+            if all(parent in needed for parent in parents(link.path)):
                 yield link
         for folder in self._folders:
-            if folder not in needed and all(parent in needed for parent in _parents(folder)):
+            if folder not in needed and all(parent in needed for parent in parents(folder)):
                 yield Linked(folder, os.path.join(self._root, folder))
 
     def _look(self, folder: str, ignored: IgnoreRules) -> list[tuple[str, IgnoreRules]]:
@@ -271,7 +271,7 @@ def left_out_texts(links: Collection[tuple[str, str]], most: int) -> tuple[str, 
     return (*told[:most], f"and {more} more") if more > 0 else tuple(told)
 
 
-def _parents(path: str) -> Iterator[str]:
+def parents(path: str) -> Iterator[str]:
     """Return all folders above ``path``, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
@@ -311,6 +311,6 @@ def _above(root: str) -> IgnoreRules:
         found.append(one)
     for one in found:
         whole = one.above.rstrip("/")
-        if any(one.about(f"{part}/") for part in (whole, *_parents(whole)) if part):
+        if any(one.about(f"{part}/") for part in (whole, *parents(whole)) if part):
             return IgnoreRules()
     return IgnoreRules(tuple(reversed(found)))

@@ -46,6 +46,7 @@ from slurm_robust.releases.select import (
     TooLarge,
     chosen,
     left_out_texts,
+    parents,
     select,
 )
 from slurm_robust.releases.store import ARCHIVE, ReleaseStore
@@ -212,13 +213,35 @@ def _with_packages(wish: Taking) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _select(roots: Sequence[CodeRoot], wish: Taking) -> tuple[TakenRoot, ...]:
-    budget = Budget(wish.limits)
+    budget, found = Budget(wish.limits), []
     try:
-        return tuple(TakenRoot(root, select(root.path, budget, wish.never)) for root in roots)
+        for root in roots:
+            selection = select(root.path, budget, wish.never)
+            if (original := wish.stands_for.get(root.path)) is not None:
+                selection = _beside(selection, original, wish)
+            found.append(TakenRoot(root, selection))
+        return tuple(found)
     except OSError as error:
         raise CannotTakeCode(
             f"the code cannot be read: {error}", fix="check the folder, or code.paths"
         ) from error
+
+
+def _beside(selection: Selection, original: str, wish: Taking) -> Selection:
+    """Return what another checkout has, with the data and outputs of the folder for which it stands.
+
+    What Git ignores is in the one and mostly not in the other.
+    """
+    try:
+        links = [one for one in select(original, Budget(wish.limits), wish.never).links if not one.is_code]
+    except (CannotTakeCode, OSError):
+        return selection  # it is gone, or no folder with code any more
+    there = {one.path for one in links}
+    own = [one for one in selection.links if one.is_code or one.path not in there]
+    leaves = {*(file.path for file in selection.files), *(link.path for link in own)}
+    folders = {parent for path in leaves for parent in parents(path)}
+    links = [one for one in links if not {one.path, *parents(one.path)} & leaves and one.path not in folders]
+    return Selection(selection.files, tuple(sorted([*own, *links])))
 
 
 def _read_all(

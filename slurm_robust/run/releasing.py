@@ -48,7 +48,11 @@ def later_release(plan: RunPlan, directory: JobDirectory, state: JobState) -> Re
         return None
     store = ReleaseStore(directory.releases)
     running = state.taken[state.release].release
-    if store.is_whole(running):
+    try:
+        is_whole = store.is_whole(running)
+    except OSError:
+        return None  # storage does not say; agents that cannot read it say so
+    if is_whole:
         start_thread("code", lambda: _say_if_edited(plan, directory, running))
         return None
     say(
