@@ -143,21 +143,34 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
     """Take a release and have a job run it. Raises ``SrobustError`` if it is not asked for."""
     job = OwnJob(name, job_dir)
     message = checked_message(wish.message)
-    with Bar("taking the code", quiet=wish.json):
-        release = _taken(job, wish)
-    for text in release.left_out:
-        print(f"left out of the copy: {one_line(text)}", file=sys.stderr)
-    changed = _difference(job, release)
+    try:
+        with Bar("taking the code", quiet=wish.json):
+            release = _taken(job, wish)
+        order = _order(job, wish, release, message)
+        return _ordered(job, order, wait=wish.wait, json=wish.json)
+    finally:
+        _prune(job)
+
+
+def _order(job: OwnJob, wish: UpdateWish, release: Release, message: str) -> UpdateJob:
+    """Return what to ask for, and say what is worth knowing before. Raises :class:`CannotUpdate`."""
+    waiting, changed = job.state.update, _difference(job, release)
     if changed.is_empty and wish.from_step < 0 and not wish.discard_optimizer:
         roots = ", ".join(root.path for root in release.roots)
+        withdraw = f", or withdraw update {waiting.update}: srobust rollback {job.job_id}" if waiting else ""
         raise CannotUpdate(
             f"nothing has changed: the code in {roots}, the arguments and the environment are those of "
-            f"release {release.name}, which runs",
-            fix="change something first, or give --code, --args, --env or --config",
+            f"release {job.running.name}, which runs",
+            fix=f"change something first, or give --code, --args, --env or --config{withdraw}",
         )
+    for text in release.left_out:
+        if text not in job.running.left_out:
+            _say(f"left out of the copy: {text}")
     if job.state.releases.get(release.name) is ReleaseState.BAD:
-        print(f"release {release.name} was rolled back before", file=sys.stderr)
-    order = UpdateJob(
+        _say(f"release {release.name} was rolled back before")
+    if waiting is not None and waiting.release != release.name:
+        _say(f"update {waiting.update}, which waits, is replaced; nothing of it is part of this one")
+    return UpdateJob(
         release=release.name,
         when=wish.when,
         by=requester(),
@@ -168,7 +181,10 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
         discard_optimizer=wish.discard_optimizer,
         token=secrets.token_hex(8),
     )
-    return _ordered(job, order, wait=wish.wait, json=wish.json)
+
+
+def _say(text: str) -> None:
+    print(one_line(text), file=sys.stderr)
 
 
 def _difference(job: OwnJob, release: Release) -> ReleaseDiff:
@@ -228,10 +244,9 @@ def rollback(
         token=secrets.token_hex(8),
     )
     if withdraws and (back := good_before(job.state, ran)):
-        print(
+        _say(
             f"this withdraws the update that waits; 'srobust rollback {job.job_id} {back}' goes back to the "
-            "good release before the one that runs",
-            file=sys.stderr,
+            "good release before the one that runs"
         )
     return _ordered(job, order, wait=wait, json=json)
 
@@ -249,7 +264,13 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
         own = (os.path.realpath(os.path.join(plan.cwd, path)) for path in code.paths)
         places = _outermost((*own, *places[1:]))
     source = _source(wish, running, places, plan.cwd)
-    never = (str(job.directory.path), str(plan.storage(job.directory)), plan.output)
+    never = (
+        str(job.directory.path.parent),
+        str(job.directory.path),
+        str(plan.storage(job.directory)),
+        plan.output,
+        *(os.path.join(plan.cwd, place) for place in plan.config.checkpoint.places.values()),
+    )
     taking = Taking(
         kind=running.kind,
         command=arguments(wish, running.command),
@@ -285,7 +306,7 @@ def _check_compiles(job: OwnJob, release: Release) -> None:
     """Raise :class:`CannotUpdate` if a file that is executed in any case does not compile."""
     found = compiled(stored(job.store, release.name), job.plan.cwd)
     for one in found.warnings[:MAX_WARNINGS]:
-        print(f"does not compile: {one_line(one.path)}, line {one.line}", file=sys.stderr)
+        _say(f"does not compile: {one.path}, line {one.line}")
     if found.errors:
         texts = [indented(one.text) for one in found.errors[:MAX_WARNINGS]]
         if more := found.errors[MAX_WARNINGS:]:
@@ -363,7 +384,6 @@ def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
     before = job.running.name
     withdraws = order.release == before and order.from_step < 0 and not order.discard_optimizer
     number, text = _ask(job, order)
-    _prune(job, order.release)
     answer = UpdateAnswer(
         job_id=job.job_id,
         update=number,
@@ -377,15 +397,14 @@ def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
     if withdraws or not wait:
         show(answer, lambda said: one_line(said.text), json=json)
         return 0
-    print(one_line(text), file=sys.stderr)
+    _say(text)
     try:
         known = _follow(job, number)
     except KeyboardInterrupt:
         name = job.job_id
-        print(
+        _say(
             f"update {number} stays in force: 'srobust releases {name}' shows it, 'srobust rollback {name}' "
-            "withdraws it or goes back",
-            file=sys.stderr,
+            "withdraws it or goes back"
         )
         return ExitCode.INTERRUPTED
     lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging))
@@ -429,18 +448,16 @@ def _may_answer(job: OwnJob) -> bool:
     return view.job.is_running if view.job is not None else not view.is_over
 
 
-def _prune(job: OwnJob, new: str) -> None:
-    """Remove old releases; that it fails harms nothing."""
-    state = job.live.read()
+def _prune(job: OwnJob) -> None:
+    """Remove old releases, also such that were taken and not asked for; that it fails harms nothing."""
     with suppress(OSError, SrobustError):
-        job.store.prune(job.configuration.updates.keep, needed(state, new))
+        job.store.prune(job.configuration.updates.keep, needed(job.live.read()))
 
 
-def needed(state: JobState, new: str = "") -> frozenset[str]:
+def needed(state: JobState) -> frozenset[str]:
     """Return the releases that are never removed: what runs, is good, waits, or may come back."""
     candidate, waiting = state.candidate, state.update
     names = (
-        new,
         state.release,
         state.last_good,
         candidate.before if candidate is not None else "",
