@@ -7,7 +7,6 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.releases.compare import ReleaseDiff, summary
 from slurm_robust.releases.compiles import compiled
 from slurm_robust.releases.contents import stored
+from slurm_robust.releases.roots import code_folders, without_nested
 from slurm_robust.releases.select import CopyLimits
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.take import Taking, take
@@ -261,8 +261,8 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
     code = config.code
     places = tuple(root.path for root in running.roots)
     if code.paths != job.configuration.code.paths:
-        own = (os.path.realpath(os.path.join(plan.cwd, path)) for path in code.paths)
-        places = _outermost((*own, *places[1:]))
+        own = code_folders(running.kind, running.command, plan.cwd, code.paths)
+        places = without_nested((*own, *places[1:]))
     source = _source(wish, running, places, plan.cwd)
     never = (
         str(job.directory.path.parent),
@@ -292,14 +292,6 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
     release = take(job.store, taking)
     _check_compiles(job, release)
     return release
-
-
-def _outermost(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders without those that lie in another one."""
-    every = tuple(dict.fromkeys(folders))
-    return tuple(
-        one for one in every if not any(Path(one).is_relative_to(other) for other in every if other != one)
-    )
 
 
 def _check_compiles(job: OwnJob, release: Release) -> None:
