@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,10 +14,19 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.release import GitState, ReleaseState, When
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.releases.compare import ReleaseDiff
-from slurm_robust.terminal.console import facts_table, section, told_table
+from slurm_robust.terminal.console import facts_table, indented, section, told_table
 from slurm_robust.updates.follow import UpdatePhase, UpdateProgress
 from slurm_robust.updates.listing import ReleaseListing, ReleaseRow, StepSpan
-from slurm_robust.util.text import count, date_and_time, duration, message, one_line, size_text, visible
+from slurm_robust.util.text import (
+    count,
+    date_and_time,
+    duration,
+    first_sentence,
+    message,
+    one_line,
+    size_text,
+    visible,
+)
 
 STYLES = {
     ReleaseState.GOOD: "green",
@@ -27,6 +36,12 @@ STYLES = {
 }
 MAX_PATHS = 20
 """Files of a kind that the head of a difference names."""
+
+MAX_UPDATES = 3
+"""Updates to one release that a row of the table tells."""
+
+MAX_RESULT = 100
+"""Characters of what became of one; ``srobust incidents`` and ``--json`` have it all."""
 
 MAX_COMMAND = 200
 """Characters of a command that a screen shows; ``--json`` has it all."""
@@ -147,11 +162,11 @@ def releases(found: ReleaseListing) -> RenderableType:
             one_line(row.user) or "job",
             ", ".join(map(_span, row.ran)) or "-",
             _git(row.git),
-            "; ".join(map(_told, row.updates)) or "the first release of the job",
+            _all_told(row.updates) or "the first release of the job",
         )
         for row in found.releases
     ]
-    waits = section("Waits", Text("  " + _waits(found.waiting))) if found.waiting is not None else ()
+    waits = section("Waits", indented(_waits(found.waiting))) if found.waiting is not None else ()
     running = next((row for row in found.releases if row.running), None)
     return Group(title, told_table(columns, rows), *waits, *(_details(running) if running else ()))
 
@@ -189,7 +204,15 @@ def _told(row: UpdateRow) -> str:
     what = "rollback" if row.rollback else "update"
     said = f' "{one_line(row.message)}"' if row.message else ""
     applied = f", applied at step {row.step}" if row.applied is not None else ""
-    return f"{what} {row.number} by {one_line(row.by.user)}{said}{applied}: {result(row)}"
+    became = first_sentence(result(row), most=MAX_RESULT)
+    return f"{what} {row.number} by {one_line(row.by.user)}{said}{applied}: {became}"
+
+
+def _all_told(rows: Sequence[UpdateRow]) -> str:
+    """Return the newest updates to a release, the last one first."""
+    left = len(rows) - MAX_UPDATES
+    told = [_told(row) for row in reversed(rows)][:MAX_UPDATES]
+    return "; ".join([*told, f"and {count(left, 'earlier one')}"] if left > 0 else told)
 
 
 def _waits(row: UpdateRow) -> str:
