@@ -91,7 +91,7 @@ class TakenRoot(NamedTuple):
 
 
 class CodeCopy(NamedTuple):
-    """The copy of all folders."""
+    """What is in the copy of all folders."""
 
     roots: tuple[CodeRoot, ...] = ()
     manifest: CodeManifest = CodeManifest(files=(), links=())
@@ -140,10 +140,10 @@ def take(store: ReleaseStore, wish: Taking) -> Release:
         store.discard(made)  # nothing is there if it was published
 
 
-def hash_in_place(wish: Taking) -> str:
-    """Return the hash of the code as it is, "" without any. Raises :class:`CannotTakeCode`, ``OSError``."""
+def in_place(wish: Taking) -> CodeCopy:
+    """Return what would be taken now. Raises :class:`CannotTakeCode`, ``OSError``."""
     with _threads() as threads:
-        return _copy(wish, None, threads).code
+        return _copy(wish, None, threads)
 
 
 def named(roots: Sequence[str]) -> tuple[CodeRoot, ...]:
@@ -395,8 +395,8 @@ def _entry(wish: Taking, copy: CodeCopy) -> str:
     for root in copy.roots:
         if script.startswith(root.path.rstrip("/") + "/"):
             path = f"{root.folder}/{os.path.relpath(script, root.path)}"
-            if any(file.path == os.fsencode(path) for file in copy.manifest.files):
-                return path
+            if path.isprintable() and any(file.path == os.fsencode(path) for file in copy.manifest.files):
+                return path  # else its name is no text: the script is read in its place
     return ""
 
 

@@ -7,19 +7,18 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from slurm_robust.config.plan import RunPlan
 from slurm_robust.model.errors import ExitCode, PreflightError, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.release import Release
 from slurm_robust.model.state import JobState
+from slurm_robust.releases.edited import edited
 from slurm_robust.releases.roots import code_folders, packages_in_place
 from slurm_robust.releases.select import CannotTakeCode, CopyLimits
 from slurm_robust.releases.store import ReleaseStore
-from slurm_robust.releases.take import Taking, hash_in_place, take
+from slurm_robust.releases.take import Taking, take
 from slurm_robust.util.output import say
-from slurm_robust.util.text import count, one_line, size_text
+from slurm_robust.util.text import count, one_line, size_text, some_of
 from slurm_robust.util.threads import start_thread
 
 
@@ -77,16 +76,15 @@ def _say_if_edited(plan: RunPlan, directory: JobDirectory, running: Release) -> 
     if not running.code:
         return
     try:
-        folders = tuple(root.path for root in running.roots)
-        in_place = hash_in_place(structs.replace(_taking(plan, directory, folders), packages=()))
+        files = edited(ReleaseStore(directory.releases), running, _taking(plan, directory, ()))
     except (SrobustError, OSError):
         return  # nothing is known of it, and nothing depends on it
-    if in_place != running.code:
+    if files:
         usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
         job = str(plan.job_id) if usual else shlex.quote(str(directory.path))
         say(
             f"the code in {one_line(running.roots[0].path)} differs from release {running.name}, which goes "
-            f"on; 'srobust update {job}' applies it"
+            f"on: {some_of([one_line(path) for path in files])}; 'srobust update {job}' applies it"
         )
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from slurm_robust.model.release import Release
 from slurm_robust.releases.manifest import DamagedRelease
 from slurm_robust.releases.store import ReleaseStore
-from slurm_robust.releases.take import Taking, hash_in_place, take
+from slurm_robust.releases.take import Taking, in_place, take
 from slurm_robust.releases.unpack import unpack
 from tests.unit.releases.conftest import Write
 
@@ -63,7 +63,7 @@ def test_the_name_is_that_of_the_content_wherever_and_whenever_it_was_written(
 
     assert again == first
     assert store.names() == (first.name,)
-    assert hash_in_place(wish) == first.code
+    assert in_place(wish).code == first.code
 
 
 def test_another_checkout_stands_for_the_folder_of_the_code(

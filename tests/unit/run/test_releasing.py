@@ -111,11 +111,13 @@ def test_a_later_run_says_that_the_code_was_edited_meanwhile(
 ) -> None:
     release = first_release(planned(code), directory)
     (code / "train.py").write_text("lr = 2")
+    (code / "new.py").write_text("")
+    (code / "results.csv").write_text("1")
     said.clear()
     assert later_release(planned(code), directory, after(release)) is None
     assert release is not None
     differs = f"the code in {code} differs from release {release.name}, which goes on"
-    assert said == [f"{differs}; 'srobust update 7' applies it"]
+    assert said == [f"{differs}: new.py, train.py; 'srobust update 7' applies it"]
 
 
 def test_a_job_that_began_without_a_release_goes_on_without_one(
