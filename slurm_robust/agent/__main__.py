@@ -84,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ports", type=_port_range, default=(0,), metavar="LOW-HIGH", help="rendezvous ports to use"
     )
+    parser.add_argument("--image", default="", help="the release's container image, in which it was started")
     return parser.parse_args()
 
 
@@ -146,7 +147,14 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
     )
     identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
     setup = Setup(
-        spec=spec, job=job, keys=keys, node=node, agent=identity, address=address, data_address=data_address
+        spec=spec,
+        job=job,
+        keys=keys,
+        node=node,
+        agent=identity,
+        address=address,
+        data_address=data_address,
+        image=arguments.image,
     )
     inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
     # One more port than the copies have.

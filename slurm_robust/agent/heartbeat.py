@@ -35,7 +35,7 @@ class HeartbeatState:
         self._outside: tuple[int, tuple[str, ...]] = (0, ())  # likewise
         self.release = ""
         self.address = self.data_address = ""
-        self.clique = self.block = self.imex = ""
+        self.clique = self.block = self.imex = self.image = ""
         self.port = self.probe_port = 0
 
     def note(self, text: str) -> None:
@@ -121,6 +121,7 @@ class HeartbeatState:
             clique=self.clique,
             block=self.block,
             imex=self.imex,
+            image=self.image,
             stride=strides[0],
             local_stride=strides[1],
             snapshots=snapshots,

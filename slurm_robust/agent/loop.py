@@ -145,6 +145,7 @@ class Setup:
     agent: str  # unique for each start of an agent process
     address: str = ""  # how other nodes reach this one; "": as this one reaches the controller
     data_address: str = ""  # the same for copies of checkpoints; "": ``address``
+    image: str = ""  # container image that it was started in for a release; "": that of the configuration
 
 
 class Agent:
@@ -174,6 +175,7 @@ class Agent:
         self._state = AgentState(kill_wait_s=spec.kill_wait_s, waits_for_gpus=lambda: self._gpus.possible)
         self._book = HeartbeatState(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
+        self._book.image = setup.image
         self._book.data_address, self._book.probe_port = setup.data_address, liveness.port
         self._book.block = block_of(os.environ)
         self._link = ControllerLink()

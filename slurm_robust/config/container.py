@@ -6,10 +6,11 @@ What pyxis and enroot do is read in their sources: pyxis 0.24 (``args.c``, ``pyx
 
 from __future__ import annotations
 
+import hashlib
 import os.path
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 
@@ -133,6 +134,36 @@ def _check_value(name: str, value: str | None) -> None:
 def is_contained(words: Iterable[str]) -> bool:
     """Return whether these options, as written or as :func:`parsed` returns them, make a container."""
     return any(_split(word)[0] in (IMAGE, NAME) for word in words)
+
+
+def in_image(options: Sequence[str], image: str) -> tuple[str, ...]:
+    """Return ``options``, as :func:`parsed` returns them, with another image. Raises :class:`BadOption`."""
+    if not any(word.startswith(f"{IMAGE}=") for word in options):
+        raise BadOption("names no image", f"submit a new job with {IMAGE}=…")
+    return tuple(_with_image(word, image) for word in options)
+
+
+def _with_image(word: str, image: str) -> str:
+    name, _, value = word.partition("=")
+    if name == IMAGE:
+        return f"{IMAGE}={image}"
+    if name == NAME:  # a container of that name, which has the other image, may be there
+        return f"{NAME}={value}-{hashlib.sha256(image.encode()).hexdigest()[:8]}"
+    return word
+
+
+_IMAGE_LAST = frozenset({"apptainer", "singularity", "docker", "podman"})
+"""Programs whose command to run follows right behind the image."""
+
+
+def wrapped_in_image(wrapper: Sequence[str], image: str) -> tuple[str, ...]:
+    """Return a wrapper with another image. Raises :class:`BadOption` if nothing says which word that is."""
+    if not any(PurePath(word).name in _IMAGE_LAST for word in wrapper[:-1]):
+        raise BadOption(
+            f"begins with {wrapper[0]}, and nothing says which of its words is the image",
+            f"use a wrapper of {' or '.join(sorted(_IMAGE_LAST))} whose last word is the image",
+        )
+    return (*wrapper[:-1], image)
 
 
 def completed(options: Sequence[str], writable: Sequence[str], readable: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os.path
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from slurm_robust.config import container
 from slurm_robust.config.notify import NotifyConfig
@@ -472,6 +472,13 @@ class AgentsConfig(Section):
     def is_contained(self) -> bool:
         """Whether the processes of the job run in a container."""
         return bool(self.wrapper) or container.is_contained(self.srun_options)
+
+    def in_image(self, image: str) -> AgentsConfig:
+        """Return the same with another image. Raises :class:`~slurm_robust.config.container.BadOption`."""
+        if self.wrapper:
+            return structs.replace(self, wrapper=container.wrapped_in_image(self.wrapper, image))
+        options = container.in_image(container.parsed(self.srun_options), image)
+        return structs.replace(self, srun_options=options)
 
     def container(self, writable: Sequence[str] = (), readable: Sequence[str] = ()) -> Container:
         """Return how steps of the job get into its container, where they write to ``writable`` and read

@@ -65,14 +65,16 @@ class RunPlan(Record):
         """Return the folder with the job's checkpoints on shared storage; ``directory``: the job's."""
         return checkpoints_of(self.config, self.training, directory, self.cwd)
 
-    def container(self, directory: JobDirectory) -> Container:
+    def container(self, directory: JobDirectory, image: str = "") -> Container:
         """Return how steps of the job get into its container; ``directory``: the job's.
 
-        Raises :class:`~slurm_robust.config.container.BadOption`.
+        ``image``: that of a release, "" for that of the configuration. Raises
+        :class:`~slurm_robust.config.container.BadOption`.
         """
+        agents = self.config.agents.in_image(image) if image else self.config.agents
         local = (str(Path(self.cwd, place)) for place in self.config.checkpoint.places.values())
         writable = (str(directory.path.parent), str(self.storage(directory)), *local)
-        return self.config.agents.container(writable, (self.cwd,))
+        return agents.container(writable, (self.cwd,))
 
     def started(self, t: float, version: str) -> ev.RunStarted:
         """Return the first event of the run, which ``version`` of slurm_robust began at ``t`` (Unix time)."""

@@ -177,8 +177,16 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
         news, first = begin(journal.events, plan, time.time())
         journal.append(*news)
         state = fold(journal.events)
-        lent = Lent(allocation, state.lenders, plan.container(directory))
-        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
+        lent = Lent(allocation, state.lenders, plan.container(directory, state.image))
+        steps = AgentSteps(
+            slurm,
+            allocation,
+            _agent_command(directory, plan),
+            directory.agents,
+            lent,
+            image=state.image,
+            container_of=partial(plan.container, directory),
+        )
         steps.adopt()
         core = Core(plan.config, state, build, first, read_clocks(), rules)
         loop = Loop(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -177,21 +178,33 @@ class AgentSteps:
         command: tuple[str, ...],
         folder: Path,
         lent: Lent | None = None,
+        *,
+        image: str = "",
+        container_of: Callable[[str], Container] = lambda image: OUTSIDE,
     ) -> None:
-        """``lent``: nodes of companions."""
+        """``lent``: nodes of companions, and the container of ``image``. ``container_of``: that of any image;
+        "" is that of the job's configuration.
+        """
         self._slurm = slurm
         self._allocation = allocation
         self._lent = lent or Lent(allocation)
+        self._container_of, self._image = container_of, image
         self._command = command
         self._folder = folder
         self._outputs: list[_Output] = []  # the oldest first
 
-    def start(self, nodes: tuple[str, ...], epoch: int, apart: tuple[str, ...] = ()) -> dict[str, str]:
+    def start(
+        self, nodes: tuple[str, ...], epoch: int, apart: tuple[str, ...] = (), image: str = ""
+    ) -> dict[str, str]:
         """Start an agent on each of ``nodes``, by an srun for some alike nodes at a time.
 
-        Nodes that are ``apart`` get an srun each, or share a few if they are many. Returns the nodes whose
-        srun could not be started, and why. Raises ``SlurmCommandError``, ``OSError`` if none was started.
+        Nodes that are ``apart`` get an srun each, or share a few if they are many. Later steps of others go
+        into the same ``image`` as the agents. Returns the nodes whose srun could not be started, and why.
+        Raises ``SlurmCommandError``, ``OSError`` if none was started.
         """
+        if image != self._image:
+            self._image, self._lent.container = image, self._container_of(image)
+        command = (*self._command, f"--image={image}") if image else self._command
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"
         few = len(apart) <= MAX_APART
@@ -200,7 +213,7 @@ class AgentSteps:
         requests = [
             request
             for group in groups
-            for request in self._lent.steps(group, self._command, name=name, environ=os.environ)
+            for request in self._lent.steps(group, command, name=name, environ=os.environ)
         ]
         before, failed = len(self._outputs), dict[str, str]()
         for request in requests:

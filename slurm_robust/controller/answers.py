@@ -77,7 +77,7 @@ def slurm_answers(slurm: SlurmClient, steps: AgentSteps, clock: ClockWatch, stat
         qs.AskAboutRun: run,
         qs.AskAboutNodes: lambda asked, tell: steps.witnesses(asked.nodes),
         qs.AskForDrains: lambda asked, tell: steps.drains(asked.nodes),
-        qs.StartAgents: lambda asked, tell: steps.start(asked.nodes, state.epoch, asked.apart),
+        qs.StartAgents: lambda asked, tell: steps.start(asked.nodes, state.epoch, asked.apart, asked.image),
         qs.LetGo: lambda asked, tell: steps.let_go(asked.node),
     }
 

@@ -155,6 +155,8 @@ class StartAgents(Question[Mapping[str, str]]):
     nodes: tuple[str, ...]
     apart: tuple[str, ...] = ()
     """The nodes among them that get steps of their own, since they may end the step of others."""
+    image: str = ""
+    """Container image of the release for which they are, "" for that of the job's configuration."""
 
 
 class ProbePorts(Question[PortsProbed]):

@@ -137,6 +137,20 @@ class JobState(Record, dict=True):
     """How this run was ordered to end, also once it has."""
     ended: ev.RunEnded | None = None
 
+    @property
+    def image(self) -> str:
+        """Container image that agents are started in now, "" for that of the job's configuration.
+
+        With the ranks of the last generation its release ends, too, if an update is ready.
+        """
+        is_ready = self.tried is not None and self.tried.ok and not self.world.running
+        return self.image_of(self.update.release if is_ready and self.update is not None else self.release)
+
+    def image_of(self, release: str) -> str:
+        """Return the container image of ``release``, "" for that of the job's configuration."""
+        taken = self.taken.get(release)
+        return taken.release.image if taken is not None else ""
+
     def configures(self, release: str) -> bool:
         """Return whether ``release`` brings a configuration: that of the job's first is the job's own."""
         taken = self.taken.get(release)

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from slurm_robust.config.changes import with_file
+from slurm_robust.config.container import BadOption
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import load_plan
 from slurm_robust.config.reader import read_file
@@ -365,6 +366,11 @@ def _image(job: OwnJob, wish: UpdateWish, config: JobConfig) -> str:
             fix="give the path of an image on storage that all nodes share",
             code=ExitCode.NO_INPUT,
         )
+    try:
+        config.agents.in_image(str(image))
+    except BadOption as error:
+        key = "wrapper" if config.agents.wrapper else "srun_options"
+        raise CannotUpdate(f"--image: agents.{key} {error}", fix=error.fix) from error
     return str(image)
 
 

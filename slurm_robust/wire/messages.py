@@ -99,6 +99,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     local_stride: int = 0
     snapshots: SnapshotTimes | None = None  # the worst of the ranks; None if it is not known (yet)
     release: str = ""  # that the workers described run, "" for none
+    image: str = ""  # container image of a release that the agent runs in, "" for that of the configuration
     tried: Tried | None = None  # the answer to the newest TryRelease
     outside: tuple[
         str, ...

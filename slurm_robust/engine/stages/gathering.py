@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import RECONNECT_S, Context
@@ -20,6 +20,7 @@ from slurm_robust.engine.transitions import (
     Transition,
 )
 from slurm_robust.engine.units.checkpoints import RestorePoint
+from slurm_robust.engine.units.images import ImageExchange
 from slurm_robust.engine.units.starts import Unstarted
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.policy.beginning import May
@@ -71,11 +72,13 @@ class Gathering:
         self._roll_call: MissingAgentsLog | None = None
         self._ready = Growth()
         self._is_waiting_said = False
+        self._images: ImageExchange | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
         self._roll_call = MissingAgentsLog(now)
+        self._images = ImageExchange(core, core.starts)
         core.storage.settle(now)  # it is asked early
         if self._start and not self._expected:
             core.starts.begin((*core.world.slots, *core.state.spares), now)
@@ -85,8 +88,12 @@ class Gathering:
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
         slots = core.world.slots
+        assert self._images is not None
+        if self._images.step((*slots, *core.state.spares), now):
+            self._since = now.mono
+            return None
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
-            return refusal
+            return None if self._undoes(core, refusal.reason, now) else refusal
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
             if core.starts.ends(slots, now).soon:
                 return self._check_deadlines(core, now)
@@ -139,7 +146,12 @@ class Gathering:
             core.storage.ask_again(now)
         return point
 
-    def _refusal(self, core: Core) -> Transition | None:
+    def _undoes(self, core: Core, reason: str, now: Now) -> bool:
+        """Return whether an update is refused, as agents cannot start in its image: they get the old one."""
+        assert self._images is not None
+        return self._images.undo((*core.world.slots, *core.state.spares), reason, now)
+
+    def _refusal(self, core: Core) -> ToEnding | None:
         """Return the end of the run if too many nodes do not see the job directory: no node is at fault."""
         refused = {node: why for node, why in core.starts.refused.items() if node in core.world.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
@@ -177,15 +189,18 @@ class Gathering:
                 unable[node] = f"its zygote is not ready after {waited:.0f} s"
         missing = [n for n in slots if core.fleet.heartbeat(n) is None and n not in unable]
         found = self._missing(core, missing, now)
+        if found.failed and self._undoes(core, _each(found.failed), now):
+            return None  # in an image that works, other starts may be tried for long
         over = (*lost, *found.down, *found.silent, *found.refused)
         undecided = [n for n in slots if n not in over and n not in unable]
         waiting = any((b := core.fleet.heartbeat(n)) is None or not (b.ready or b.fatal) for n in undecided)
         if not (over or unable) or (waiting and not over):
             return None
         reasons = [f"the agent of {n} does not respond" for n in lost]
-        reasons += [
-            f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()
-        ]
+        if told := unable | found.down | found.silent | found.refused:
+            reasons.append(_each(told))
+        if self._undoes(core, "; ".join(reasons), now):
+            return None
         returned = self._returned(found, over, unable)
         fault = Fault(
             symptom=Symptom.LAUNCH_FAILED,
@@ -214,9 +229,14 @@ class Gathering:
         found = core.starts.check(nodes, now)
         if found.down:
             # Whatever else is wrong, they may be why: the next check is without them.
-            return Unstarted(down=found.down, left=found.left)
+            return Unstarted(down=found.down, left=found.left, failed=found.failed)
         if core.fleet.heartbeats():
             return found
         # If not one agent comes, the nodes are not at fault; while some may yet come, the cause is open.
         over = found.refused | found.silent
-        return Unstarted(refused=over if len(over) == len(nodes) else {})
+        return Unstarted(refused=over if len(over) == len(nodes) else {}, failed=found.failed)
+
+
+def _each(told: Mapping[str, str]) -> str:
+    """Return what is told of each node, as one text."""
+    return "; ".join(f"{node}: {text}" for node, text in told.items())

@@ -133,7 +133,7 @@ class AgentStarts:
         if nodes:
             self._all_ended = False
             self._context.emit(Say(text=f"starting agents on {fold(nodes)}"))
-            self._start(StartAgents(nodes=nodes), now)
+            self._start(StartAgents(nodes=nodes, image=self._context.state.image), now)
 
     def _start(self, question: StartAgents, now: Now) -> None:
         self._context.ask(question, now, partial(self._on_started, question.nodes))
@@ -314,7 +314,8 @@ class AgentStarts:
         text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
         self._context.note(text, "", now)
         self._context.emit(Say(text=text))
-        self._start(StartAgents(nodes=tuple(why), apart=apart(ends)), now)
+        image = self._context.state.image
+        self._start(StartAgents(nodes=tuple(why), apart=apart(ends), image=image), now)
 
 
 _TOLD = (StartAdvice.AGAIN, StartAdvice.DOWN, StartAdvice.UNSTARTED, StartAdvice.REFUSED)

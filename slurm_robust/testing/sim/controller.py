@@ -74,7 +74,7 @@ class SimController:
         *,
         say: Callable[[str], None],
         over: Callable[[SimController, int], None],
-        start_agent: Callable[[RunPlan, str], None],
+        start_agent: Callable[[RunPlan, str, str], None],
         requeue: Callable[[SimController, qs.BeginRequeue, Callable[[object], None]], None],
         asked: Callable[[qs.Question[Any]], None],
         wrote: Callable[[SimController], None],
@@ -451,10 +451,10 @@ class SimController:
         near = [n for n in asked.nodes if n in job.nodes or n in self.core.state.lenders]
         together = tuple(name for name in near if name not in asked.apart)
         for step in (together, *((name,) for name in near if name in asked.apart)):
-            self._start_step(step if job.is_running else ())
+            self._start_step(step if job.is_running else (), asked.image)
         return {}
 
-    def _start_step(self, nodes: tuple[str, ...]) -> None:
+    def _start_step(self, nodes: tuple[str, ...], image: str) -> None:
         """Start agents by one srun."""
         dead = [name for name in nodes if not self.nodes[name].is_up]
         ends_s = self.env.pace.srun_aborts_s if dead else math.inf
@@ -462,13 +462,13 @@ class SimController:
             seconds = self.env.chance.uniform(*self.env.pace.agent_s)
             if seconds < ends_s:
                 self._starting += 1
-                self.env.timeline.after(seconds, partial(self._agent_starts, name))
+                self.env.timeline.after(seconds, partial(self._agent_starts, name, image))
         if ends_s < math.inf:
             self.env.timeline.after(ends_s, partial(self._abort_step, nodes, dead))
 
-    def _agent_starts(self, name: str) -> None:
+    def _agent_starts(self, name: str, image: str) -> None:
         self._starting -= 1
-        self._start_agent(self.plan, name)
+        self._start_agent(self.plan, name, image)
 
     def _abort_step(self, nodes: tuple[str, ...], dead: list[str]) -> None:
         """End an srun on all of its nodes, as it cannot start a task on some."""
@@ -518,7 +518,7 @@ class SimController:
     def _read_release(self, asked: qs.ReadRelease) -> Release:
         if self.env.storage.fails or asked.name not in self.env.releases:
             raise OSError(f"releases/{asked.name}/release.json: No such file or directory")
-        return release_of(asked.name)
+        return release_of(asked.name, self.env.releases[asked.name])
 
     def _give_back(self, asked: qs.GiveBack) -> qs.SlurmAnswer:
         self._shrink((asked.node,))

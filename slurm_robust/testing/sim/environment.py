@@ -102,11 +102,21 @@ class SimulatedRelease(Record):
     """How many times as long as others its steps take."""
     fits: bool = True
     """Its model fits checkpoints of other releases."""
+    image: str = ""
+    """The container image that it brings."""
+    has_config: bool = False
+    """It brings a configuration."""
 
 
-def release_of(name: str) -> Release:
+def release_of(name: str, release: SimulatedRelease) -> Release:
     """Return what the job directory says of a simulated release."""
-    return Release(name=name, kind=CommandKind.SCRIPT, command=("train.py",))
+    return Release(
+        name=name,
+        kind=CommandKind.SCRIPT,
+        command=("train.py",),
+        image=release.image,
+        has_config=release.has_config,
+    )
 
 
 class Environment:

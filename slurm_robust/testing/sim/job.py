@@ -92,6 +92,9 @@ class NotWithin(AssertionError):
     """What a test waits for has not come in time; the message says how far the job is."""
 
 
+NO_IMAGE = "srun: error: {node}: task 0: Exited with exit code 1"
+
+
 class Sim:
     """A job and its cluster. Nodes are ``n1``, ``n2``, …; the first controller runs on ``n1``.
 
@@ -168,6 +171,8 @@ class Sim:
         self.refuses_requeue = False
         """Slurm refuses to requeue the job (``--no-requeue``)."""
         self.no_agent: dict[str, str] = {}
+        self.bad_images: set[str] = set()
+        """In which no agent begins."""
         """Nodes on which srun starts no agent, and the line with which its task there ends, "" for none."""
         self.takes_snapshots = True
         """Ranks keep their state of each step in memory, as far as ``checkpoint.memory`` wants it."""
@@ -678,17 +683,19 @@ class Sim:
         if controller.is_alive:
             self._controllers.append(controller)
 
-    def _start_agent(self, plan: RunPlan, name: str) -> None:
+    def _start_agent(self, plan: RunPlan, name: str, image: str = "") -> None:
         if plan is not self._plan or self._is_over:
             return
-        if name in self.no_agent and self.controller is not None:
+        if image in self.bad_images and self.controller is not None:
+            self.controller.hear_step((name,), 1, (NO_IMAGE.format(node=name),), is_task=True)
+        elif name in self.no_agent and self.controller is not None:
             self.controller.hear_step((name,), 1, (self.no_agent[name],), is_task=True)
         elif name in self.refusals and self.controller is not None:
             self.controller.hear_refusal(name, *self.refusals[name])
         elif self.storage.hangs:  # which has the job's keys
-            self.env.timeline.after(RESTART_S, partial(self._start_agent, plan, name))
+            self.env.timeline.after(RESTART_S, partial(self._start_agent, plan, name, image))
         elif not self.storage.fails:
-            self.nodes[name].start_agent()
+            self.nodes[name].start_agent(image)
         elif self.nodes[name].is_up and self.controller is not None:
             self.refused.add(name)
             self.controller.hear_refusal(name, "the job's folder cannot be read: Permission denied")
@@ -782,7 +789,7 @@ class Sim:
             segment=job.segment,
             blocks={node: block.name for block in self.cluster.switches for node in block.nodes},
             start=f"start {job.restart_count}",
-            release=release_of(self._release) if self._release else None,
+            release=release_of(self._release, SimulatedRelease()) if self._release else None,
         )
         self._is_over = False
         self._given.clear()

@@ -176,11 +176,11 @@ class SimNode:
 
     # -- life and death ----------------------------------------------------------------------------
 
-    def start_agent(self) -> None:
+    def start_agent(self, image: str = "") -> None:
         """Start an agent here, as Slurm does; a second one may come beside the first."""
         if self.is_up:
             self._agents += 1
-            agent = SimAgent(self, f"agent {self._agents} of {self.name}")
+            agent = SimAgent(self, f"agent {self._agents} of {self.name}", image)
             self.agents[agent.id] = agent
 
     def die(self) -> None:
@@ -247,7 +247,7 @@ class SimNode:
 class SimAgent:
     """The agent of one node: the real :class:`AgentState`, heartbeats and link, with hands that pretend."""
 
-    def __init__(self, node: SimNode, agent: str) -> None:
+    def __init__(self, node: SimNode, agent: str, image: str) -> None:
         self.node, self.id, self.is_alive = node, agent, True
         self.is_stopped = False
         """It stands still, as by SIGSTOP, while its node and its ranks go on."""
@@ -264,6 +264,7 @@ class SimAgent:
         self._book.address, self._book.data_address = node.address, node.data_address
         self._book.port, self._book.probe_port = FIRST_PORT, PROBE_PORT
         self._book.clique, self._book.block, self._book.imex = node.clique, node.block, node.imex
+        self.image = self._book.image = image
         self._connected: int | None = None  # the epoch of a controller
         self._wanted, self._due = True, 0.0
         self._wakes_at = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from slurm_robust.config.container import BadOption, completed, parsed
@@ -233,3 +235,42 @@ def test_the_python_inside_is_that_of_the_image() -> None:
     wrapped = AgentsConfig(wrapper=("apptainer", "exec", "a.sif"), python="/p").container()
     assert wrapped.inside(command) == ("apptainer", "exec", "a.sif", "/p", "-m", "x")
     assert wrapped.srun_options == ()
+
+
+# -- another image ----------------------------------------------------------------------------------------
+
+
+def test_another_image_takes_the_place_of_the_first_and_containers_of_its_name_are_others() -> None:
+    options = ("--container-name=train", "--container-image", "/a.sqsh", "--network=x")
+    config = AgentsConfig(srun_options=options)
+    found = config.in_image("/shared/b, c.sqsh").srun_options
+    assert found[1:] == ("--container-image=/shared/b, c.sqsh", "--network=x")
+    assert re.fullmatch("--container-name=train-[0-9a-f]{8}", found[0])
+    assert config.in_image("/d.sqsh").srun_options[0] != found[0]
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        ("apptainer", "exec", "--nv", "/a.sif"),
+        ("/opt/bin/singularity", "exec", "/a.sif"),
+        ("/usr/bin/env", "podman", "run", "--rm", "a:1"),
+    ],
+)
+def test_the_last_word_of_a_known_wrapper_is_its_image(wrapper: tuple[str, ...]) -> None:
+    assert AgentsConfig(wrapper=wrapper).in_image("/b.sif").wrapper == (*wrapper[:-1], "/b.sif")
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (AgentsConfig(wrapper=("./in-container.sh", "/a.sif")), "nothing says which of its words"),
+        (AgentsConfig(wrapper=("apptainer",)), "nothing says which of its words"),
+        (AgentsConfig(srun_options=("--container-name=train",)), "names no image"),
+        (AgentsConfig(), "names no image"),
+    ],
+)
+def test_an_image_whose_place_is_not_known_is_refused(config: AgentsConfig, text: str) -> None:
+    with pytest.raises(BadOption, match=text) as caught:
+        config.in_image("/b.sif")
+    assert caught.value.fix

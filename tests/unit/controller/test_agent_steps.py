@@ -30,7 +30,17 @@ class Steps:
         self.slurm = FakeSlurm()
         job = self.slurm.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
         own = self.slurm.allocation(job)
-        self.steps = AgentSteps(self.slurm, own, ("agent",), folder, Lent(own, container=container))
+        self.lent = Lent(own, container=container)
+        self.steps = AgentSteps(
+            self.slurm,
+            own,
+            ("agent",),
+            folder,
+            self.lent,
+            container_of=lambda image: (
+                Container(srun_options=(f"--container-image={image}",)) if image else OUTSIDE
+            ),
+        )
         self.steps.start(NODES, 1)
         (self.output,) = folder.iterdir()
         (self.srun,) = self.slurm.cluster.launched
@@ -53,6 +63,14 @@ def test_the_end_of_an_srun_is_reported_once_with_its_message(world: Steps) -> N
     assert (end.nodes, end.code) == (NODES, 1)
     assert end.message == "srun: error: Unable to create step for job 1: Invalid account"
     assert world.steps.news().ends == ()
+
+
+def test_agents_of_a_release_start_in_its_image_and_so_do_steps_after_them(world: Steps) -> None:
+    assert world.lent.container == OUTSIDE
+    world.steps.start(NODES, 1, image="b")
+    assert world.lent.container.srun_options == ("--container-image=b",)
+    world.steps.start(("n2",), 1)
+    assert world.lent.container == OUTSIDE
 
 
 def test_a_node_apart_gets_an_srun_of_its_own(world: Steps) -> None:

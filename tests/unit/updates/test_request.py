@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.cli.main import main
-from slurm_robust.config.job import CodeConfig, JobConfig
+from slurm_robust.config.job import AgentsConfig, CodeConfig, JobConfig
 from slurm_robust.config.plan import save_plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -248,6 +248,16 @@ def test_what_cannot_be_done_is_refused_with_the_reason(
     found, said = refused(job, capsys, *words)
     assert found == code
     assert says in said
+
+
+def test_an_image_whose_place_in_the_wrapper_is_not_known_is_refused(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.sif").touch()
+    job.configured(JobConfig(agents=AgentsConfig(wrapper=("./inside.sh", "a.sif"))))
+    code, said = refused(job, capsys, "--image", str(tmp_path / "b.sif"))
+    assert code == ExitCode.USAGE
+    assert "--image: agents.wrapper begins with ./inside.sh, and nothing says which of its words" in said
 
 
 def test_keys_that_cannot_change_name_the_command_that_can(
