@@ -77,6 +77,8 @@ class Launching:
             text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
             if state.world.reports and (again := state.world.best_step - plan.ref.step) > 0:
                 text += f"; repeats {count(again, 'step')}"
+            if state.discards_optimizer_of(plan.ref):
+                text += "; without the optimizer's state, as its owner asked (--discard-optimizer)"
             core.emit(Say(text=f"generation {core.world.generation} {text}"))
             if point.cut:
                 core.note(point.cut, "", now)

@@ -116,6 +116,7 @@ def test_the_optimizer_is_left_out_until_the_new_release_has_a_checkpoint_of_its
     without_optimizer(sim)
     begins(sim, 2)
     assert left_out(sim) == {True}
+    assert any(line.endswith("as its owner asked (--discard-optimizer)") for line in sim.said)
     sim.kill_rank(1)
     begins(sim, 3)
     assert left_out(sim) == {True}
