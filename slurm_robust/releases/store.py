@@ -127,6 +127,7 @@ class ReleaseStore:
     def begin(self) -> Path:
         """Make a folder in which a release is made, out of everybody's sight; see :meth:`publish`."""
         self._make()
+        self._sweep()
         path = self.folder / f"{_NEW}{secrets.token_hex(8)}"
         path.mkdir(mode=0o700)
         return path
