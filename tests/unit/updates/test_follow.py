@@ -10,8 +10,20 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.release import UpdateEnd, When
+from slurm_robust.model.updates import UpdateResult
 from slurm_robust.run.preflight import open_directory
+from slurm_robust.testing.sim.environment import SimulatedRelease
 from slurm_robust.updates.follow import UpdateFollower, UpdatePhase, progress_of, request_of
+from slurm_robust.updates.listing import listing
+from tests.unit.engine.test_updates import (
+    FIRST,
+    NO_TRIAL,
+    SECOND,
+    is_applied,
+    is_rolled_back,
+    is_tried,
+    job,
+)
 from tests.unit.updates.stories import NEW, OLD, Story, trained, updated
 
 
@@ -92,3 +104,38 @@ def test_the_journal_is_followed_as_it_grows(tmp_path: Path) -> None:
         phases.append(follower.look().phase)
     each = ["asked", "trying", "waiting", "stopping", "starting", "running"]
     assert [phase.value for phase in dict.fromkeys(phases)] == each
+
+
+# -- journals of the engine --------------------------------------------------------------------------
+
+
+def test_an_update_of_a_simulated_job_is_followed_to_its_first_step() -> None:
+    sim = job(4)
+    sim.update(SECOND, When.NOW)
+    is_applied(sim)
+    known = progress_of(sim.journal, 1)
+    assert (known.phase, known.repeated) == (UpdatePhase.RUNNING, 0)
+    assert known.applied_s is not None
+
+
+def test_an_update_that_a_simulated_recovery_took_along_costs_nothing_of_its_own() -> None:
+    sim = job(4)
+    sim.update(SECOND, When.LAZY)
+    is_tried(sim)
+    assert progress_of(sim.journal, 1).is_done
+    sim.drill(0)
+    is_applied(sim)
+    known = progress_of(sim.journal, 1)
+    assert (known.phase, known.applied_s) == (UpdatePhase.RUNNING, None)
+    assert known.applied is not None
+    assert known.applied.recovery
+
+
+def test_a_simulated_release_that_fails_is_seen_to_be_rolled_back_and_so_is_its_row() -> None:
+    sim = job(config=NO_TRIAL)
+    is_rolled_back(sim, SimulatedRelease(fails_at=65))
+    known = progress_of(sim.journal, 1)
+    assert (known.phase, known.incident) == (UpdatePhase.ROLLED_BACK, 1)
+    first, second = listing(sim.journal).releases
+    assert (first.name, first.running, second.updates[0].result) == (FIRST, True, UpdateResult.ROLLED_BACK)
+    assert [span.after for span in first.ran] == [-1, second.ran[0].after]
