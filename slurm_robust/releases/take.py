@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FuturesTimeout
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -186,6 +187,8 @@ def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> Co
             file.flush()
             if archive is not None and not changed:
                 os.fsync(file.fileno())
+        places = (os.path.join(one.root.path, file.path) for one in sources for file in one.selection.files)
+        deque(threads.map(_ask_again, places), maxlen=0)
         again = _select(roots, wish)
         changed |= _differences(sources, again)
         if not changed:
@@ -291,7 +294,7 @@ def _ahead(
             waiting.append(threads.submit(_read, root, one))
         try:
             yield waiting.popleft().result(max(0.0, budget.left_s()) + _GRACE_S)
-        except TimeoutError:
+        except FuturesTimeout:  # no other name of TimeoutError before Python 3.11
             budget.check_time(wanted[0][0].path)
             raise
 
@@ -325,6 +328,14 @@ def _read(root: CodeRoot, one: Chosen) -> tuple[Chosen | None, bytes]:
         ) from error
     finally:
         os.close(descriptor)
+
+
+def _ask_again(path: str) -> None:
+    """Open a file: until then NFS does not ask its server what another node has done to it."""
+    try:
+        os.close(os.open(path, _FLAGS))
+    except OSError:
+        pass  # the look that follows shows what has become of it
 
 
 def _code_file(root: CodeRoot, one: Chosen, content: bytes) -> CodeFile:
