@@ -48,7 +48,7 @@ from slurm_robust.model.findings import MAX_EVIDENCE, MAX_TEXT, Suspect
 from slurm_robust.model.incident import Fault
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import decide
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import one_line, some_of
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL, unknown_to
 
@@ -173,10 +173,26 @@ class Core(Context):
         self._see_fabric(heartbeat, now)
         for text in heartbeat.notes:
             self.note(text, heartbeat.node, now)
+        if heartbeat.outside:
+            self._see_outside(heartbeat, now)
         self._answer(heartbeat, heartbeat.seq)
         self.learning.on_heartbeat(heartbeat, now)
         self.copies.on_heartbeat(heartbeat)
         self.departure.on_heartbeat(heartbeat, now)
+
+    def _see_outside(self, heartbeat: msg.Heartbeat, now: Now) -> None:
+        """Say which code an update does not change."""
+        taken = self.state.taken.get(heartbeat.release)
+        files = some_of([one_line(file, _NAME_CHARS) for file in heartbeat.outside])
+        fix = "you set code.workdir: release"
+        if taken is not None and taken.release.workdir:
+            fix = "the script finds it by a path that begins at its own (__file__)"
+        self.note(
+            f"{files}: read from its place, not from the release: an update does not change it until {fix}",
+            "",
+            now,
+            say=True,
+        )
 
     def _see_fabric(self, heartbeat: msg.Heartbeat, now: Now) -> None:
         """Write down what is new of how the node reaches others; what is not told stays as it was known."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_robust.agent.stacks.pyspy import CannotTake
+from slurm_robust.model.nodefolders import within_release
 from slurm_robust.model.stacks import Frame, ThreadStack
 from slurm_robust.worker.dump import DUMP_SIGNAL, STACKS_SUFFIX
 
@@ -52,7 +53,7 @@ def parse(text: str) -> tuple[ThreadStack, ...]:
         elif threads and (found := _FRAME.fullmatch(line)):
             number = int(found["line"]) if found["line"].isdecimal() else 0
             file, function = _unescaped(found["file"] or ""), _unescaped(found["function"])
-            threads[-1][1].append(Frame(function=function, file=file, line=number))
+            threads[-1][1].append(Frame(function=function, file=within_release(file), line=number))
         cut = cut or line == "..."
     # Newest thread first; the main one is the last, unless faulthandler has stopped at its hundredth.
     last = -1 if cut else len(threads) - 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.model.nodefolders import within_release
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Frame, ThreadStack
 from slurm_robust.util.program import run_program
@@ -83,7 +84,9 @@ def parse(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
             name=thread.thread_name or "",
             is_main=thread.os_thread_id == pid if known else number == len(threads),
             frames=tuple(
-                Frame(function=frame.name, file=frame.module or frame.filename, line=frame.line)
+                Frame(
+                    function=frame.name, file=frame.module or within_release(frame.filename), line=frame.line
+                )
                 for frame in thread.frames
                 if not frame.name.startswith("0x")
             ),
