@@ -36,6 +36,7 @@ from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
+from slurm_robust.diagnostics.replay.node import ReplayedRelease
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.engine.core import Core
@@ -423,16 +424,29 @@ def _tester(
 ) -> Tester:
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
-    command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
     place = SlurmPlace(slurm, allocation, lent)
     return Tester(
         PlaceDiagnoser(place, ports=ports, report=say),
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports, lent=lent),
-        command,
+        partial(_replayed, directory, plan),
         replay,
         checkpoints,
         partial(PlaceDiagnoser, place, tests=TESTS, report=say),
         partial(make_in_job, directory.path, plan.run_id),
+    )
+
+
+def _replayed(directory: JobDirectory, plan: RunPlan, release: str) -> ReplayCommand:
+    """Return what a replay runs. Raises ``SrobustError``, ``OSError``."""
+    added = plan.config.replay.args or ()
+    if not release:
+        return ReplayCommand(kind=plan.kind, command=(*plan.command, *added), cwd=plan.cwd)
+    taken = ReleaseStore(directory.releases).read(release)
+    return ReplayCommand(
+        kind=taken.kind,
+        command=(*taken.command, *added),
+        cwd=plan.cwd,
+        release=ReplayedRelease(name=release, folder=str(directory.releases), run_id=plan.run_id),
     )
 
 

@@ -134,7 +134,7 @@ def tester_answers(tester: Tester) -> Table:
     return {
         qs.TestNodes: test,
         qs.EndStandbyTest: lambda asked, tell: tester.end_standby_test(asked.number),
-        qs.ReplayTraining: lambda asked, tell: tester.replay(asked.nodes, asked.layout),
+        qs.ReplayTraining: lambda asked, tell: tester.replay(asked.nodes, asked.layout, asked.release),
     }
 
 

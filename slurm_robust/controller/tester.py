@@ -26,7 +26,7 @@ class Tester:
         self,
         diagnoser: Diagnoser,
         replayer: Replayer,
-        command: ReplayCommand,
+        command: Callable[[str], ReplayCommand],
         config: ReplayConfig,
         storage: str,
         make_quick: Callable[[], Diagnoser],
@@ -34,6 +34,7 @@ class Tester:
     ) -> None:
         """``storage``: the folder whose file system is tested, "" for none; ``make`` makes it.
 
+        ``command``: gives what a release replays, "" for none; it may raise anything.
         ``make_quick``: a diagnoser with the quick test only.
         """
         self._diagnoser = diagnoser
@@ -87,12 +88,12 @@ class Tester:
             if self._standby is not None and self._standby[0] <= number:
                 self._standby[1].stop()
 
-    def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
-        """Have ``nodes`` replay training steps. Blocks, raises nothing."""
+    def replay(self, nodes: Sequence[str], layout: ParallelLayout, release: str = "") -> Diagnosis:
+        """Have ``nodes`` replay training steps of a release, if there is one. Blocks, raises nothing."""
         config = self._config
         try:
             verdict = self._replayer.replay(
-                nodes, layout, self._command, steps=config.steps, budget_s=config.budget_s
+                nodes, layout, self._command(release), steps=config.steps, budget_s=config.budget_s
             )
             return verdict.diagnosis()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on

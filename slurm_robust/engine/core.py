@@ -53,6 +53,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL, unknown_to
 
 QUIET = 2.5  # heartbeats after which no order is expected to reach an agent
+_NAME_CHARS = 80
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
 
 

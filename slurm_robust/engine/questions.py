@@ -307,11 +307,12 @@ class EndStandbyTest(Question[None]):
 
 
 class ReplayTraining(Question[Diagnosis]):
-    """Have ``nodes`` replay the training steps of ``layout``."""
+    """Have ``nodes`` replay the training steps of ``layout`` with the code of ``release``."""
 
     within_s: ClassVar[float] = 7200.0
     nodes: tuple[str, ...]
     layout: ParallelLayout
+    release: str = ""
 
 
 class BorrowNodes(Question[Borrowed]):

@@ -21,6 +21,9 @@ REPLAY = "SROBUST_REPLAY"
 REPLAY_STEPS = "SROBUST_REPLAY_STEPS"
 """Steps after which the process ends, with code 0."""
 
+CODE = "SROBUST_REPLAY_CODE"
+"""The :class:`~slurm_robust.worker.copied.CopiedCode` that it runs as JSON; not set for code in its place."""
+
 PARENT = "SROBUST_REPLAY_PARENT"
 """Process id of the node's part, with which every rank ends."""
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import sys
 
+import msgspec
+
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import process
 from slurm_robust.worker import rendezvous, script, trial
-from slurm_robust.worker.replay import PARENT
+from slurm_robust.worker.copied import CopiedCode
+from slurm_robust.worker.replay import CODE, PARENT
 
 
 def main() -> None:
@@ -20,7 +23,9 @@ def main() -> None:
     process.set_title(int(os.environ["RANK"]))
     process.prefer_for_oom()
     kind, command = CommandKind(sys.argv[1]), tuple(sys.argv[2:])
-    trial.enter(kind, command, os.getcwd())
+    copied = os.environ.pop(CODE, "")
+    code = msgspec.json.decode(copied, type=CopiedCode) if copied else None
+    command = trial.enter(kind, command, os.getcwd(), code)
     # Imports torch, so it comes after this process ends with its parent and finds modules as the script does.
     from slurm_robust.worker.replay_recorder import record_steps
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
-from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned
+from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver, TryOver
+from slurm_robust.model.job import CommandKind
+from slurm_robust.worker.spawning import Exited, Fatal, RankProgram, Ready, Spawn, Spawned
 
 M = TypeVar("M", bound=LauncherMessage)
 _PATIENCE_S = 120.0
@@ -38,6 +39,10 @@ class LauncherWorld(Protocol):
 
         ``sleeps``: lives until a signal; ``ignores TERM``; ``exits 0``, ``exits 3``.
         """
+        ...
+
+    def program(self) -> RankProgram:
+        """What workers of :meth:`order` run."""
         ...
 
     def wait_until_stopped(self, pid: int) -> None:
@@ -185,6 +190,45 @@ class LauncherContract:
         launcher.sweep()
         launcher.spawn(world.order(2, "exits 0"))
         assert reader.wait(Exited, 2)[1].code == 0
+
+    def test_a_release_is_tried_while_a_worker_lives(self, world: LauncherWorld) -> None:
+        """What it needs can be imported; the worker goes on, and later ones start as before."""
+        launcher = world.ready()
+        reader = MessageReader(launcher)
+        launcher.spawn(world.order(1, "sleeps"))
+        (spawned,) = reader.wait(Spawned)
+        launcher.attempt(5, world.program(), ("wave",), _PATIENCE_S)
+        (over,) = reader.wait(TryOver)
+        assert (over.number, over.ok, over.traceback) == (5, True, "")
+        launcher.terminate(spawned.pid)
+        reader.wait(Exited)
+        launcher.sweep()
+        launcher.spawn(world.order(2, "exits 0"))
+        assert reader.wait(Exited, 2)[1].code == 0
+
+    def test_a_release_whose_modules_are_not_here_is_told_with_the_reason(self, world: LauncherWorld) -> None:
+        """Unless it is a program, which imports nothing here; workers start as before."""
+        launcher = world.ready()
+        reader = MessageReader(launcher)
+        launcher.attempt(6, world.program(), ("there_is_no_such_module",), _PATIENCE_S)
+        (over,) = reader.wait(TryOver)
+        assert over.number == 6
+        if world.program().command_kind is not CommandKind.EXEC:
+            assert not over.ok
+            assert over.text.startswith("module there_is_no_such_module cannot be imported on this node")
+            assert "ModuleNotFoundError" in over.traceback
+        launcher.spawn(world.order(1, "exits 0"))
+        assert reader.wait(Exited)[0].code == 0
+
+    def test_loading_does_not_end_a_trial_and_a_trial_ends_loading(self, world: LauncherWorld) -> None:
+        """Each order gets its answer."""
+        launcher = world.ready()
+        reader = MessageReader(launcher)
+        launcher.load(7, ("wave",))
+        launcher.attempt(7, world.program(), ("colorsys",), _PATIENCE_S)
+        launcher.load(8, ("wave",))
+        assert reader.wait(TryOver)[0].ok
+        assert [over.number for over in reader.wait(LoadOver, 2)] == [7, 8]
 
     def test_a_module_that_cannot_be_loaded_hurts_nobody(self, world: LauncherWorld) -> None:
         """It is over, and workers start as before."""

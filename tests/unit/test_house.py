@@ -42,7 +42,9 @@ MAY_IMPORT: dict[str, str] = {
     "engine": "util model config analysis policy wire",
     "evidence": "util model analysis policy",
     "trainings": "util model slurm terminal checkpoint policy",
-    "diagnostics": "util model config slurm terminal wire analysis nodes worker evidence trainings",
+    "diagnostics": (
+        "util model config slurm terminal wire releases analysis nodes worker evidence trainings"
+    ),
     "doctor": "util model config kernel slurm terminal wire checkpoint nodes hooks policy trainings",
     "notify": "util model config jobdir terminal wire evidence trainings",
     "updates": "util model config terminal wire releases evidence trainings notify diagnostics",

@@ -11,8 +11,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,12 +25,17 @@ from slurm_robust.analysis.replay import GroupRun
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.nodefolders import REHEARSAL, SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
+from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.util.files import read_tail
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.network import PortHolder, local_address
+from slurm_robust.worker.copied import CopiedCode
+from slurm_robust.worker.copying import cannot_run_in, make_copy, manifest_of
 from slurm_robust.worker.environment import OF_A_RUN
 from slurm_robust.worker.replay import (
+    CODE,
     ENVIRONMENT,
     PARENT,
     REPLAY,
@@ -45,6 +52,15 @@ from slurm_robust.worker.torchrun import prepare_inherited, torch_release, torch
 
 _POLL_S = 0.1
 _RENDEZVOUS = "rendezvous"
+
+
+class ReplayedRelease(Record):
+    """A release whose code is replayed."""
+
+    name: str
+    folder: str
+    """The job's ``releases/``."""
+    run_id: str
 
 
 class ReplayTask(Record):
@@ -64,6 +80,8 @@ class ReplayTask(Record):
     """The folder in which the script runs."""
     ports: tuple[int, ...] = (0,)
     """Ports to meet at, (0,) for any free one."""
+    release: ReplayedRelease | None = None
+    """Whose code it is, None for the code in its place."""
 
     def command_line(self) -> tuple[str, ...]:
         """Return the command that does one node's part of it."""
@@ -92,8 +110,34 @@ def main() -> int:
     if holder is not None:
         holder.open()
     ranks = range(index * task.nproc, (index + 1) * task.nproc)
-    _watch(folder, node, {rank: _start(task, place, rank) for rank in ranks}, deadline)
+    with _code(task) as (code, env):
+        _watch(folder, node, {rank: _start(task, place, rank, code, env) for rank in ranks}, deadline)
     return 0
+
+
+@contextmanager
+def _code(task: ReplayTask) -> Iterator[tuple[CopiedCode | None, dict[str, str]]]:
+    """Have a copy of the release for this replay alone, and the variables that it sets.
+
+    Raises ``OSError``, ``SrobustError``: ranks of one replay never run different code.
+    """
+    if task.release is None:
+        yield None, {}
+        return
+    store = ReleaseStore(Path(task.release.folder))
+    release = store.read(task.release.name)
+    env = store.env(release.name)
+    if not release.code:
+        yield None, env
+        return
+    memory = SHARED_MEMORY
+    base = (
+        Path(tempfile.gettempdir()) if cannot_run_in(memory, manifest_of(store, release), release) else memory
+    )
+    with tempfile.TemporaryDirectory(prefix=folder_name(task.release.run_id, "-replay-"), dir=base) as own:
+        code = make_copy(store, release, Path(own) / REHEARSAL / release.name)
+        path = code.python_path(env.get("PYTHONPATH", os.environ.get("PYTHONPATH")), sys.path, task.cwd)
+        yield code, {**env, "PYTHONPATH": path}
 
 
 def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
@@ -106,7 +150,9 @@ def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
     return address, int(port)
 
 
-def _start(task: ReplayTask, place: tuple[str, int], rank: int) -> subprocess.Popen[bytes]:
+def _start(
+    task: ReplayTask, place: tuple[str, int], rank: int, code: CopiedCode | None, env: dict[str, str]
+) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
     prepare_inherited(inherited, torch_release())
     slot, local = divmod(rank, task.nproc)
@@ -123,11 +169,13 @@ def _start(task: ReplayTask, place: tuple[str, int], rank: int) -> subprocess.Po
     )
     own[REPLAY], own[REPLAY_STEPS] = str(trace_path(Path(task.folder), rank)), str(task.steps)
     own[PARENT] = str(os.getpid())
+    if code is not None:
+        own[CODE] = msgspec.json.encode(code).decode()
     command = [sys.executable, "-m", "slurm_robust.worker.replay_rank", task.kind.value, *task.command]
     with output_path(Path(task.folder), rank).open("ab") as output:
         return subprocess.Popen(
             command,
-            env={**ENVIRONMENT, **inherited, **own},
+            env={**ENVIRONMENT, **inherited, **env, **own},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -26,7 +26,7 @@ from slurm_robust.analysis.replay import (
     judge,
     nodes_of,
 )
-from slurm_robust.diagnostics.replay.node import ReplayTask, group_run, has_failed
+from slurm_robust.diagnostics.replay.node import ReplayedRelease, ReplayTask, group_run, has_failed
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -50,6 +50,7 @@ class ReplayCommand(Record):
     kind: CommandKind
     command: tuple[str, ...]
     cwd: str  # the folder in which it runs
+    release: ReplayedRelease | None = None  # whose code it is, None for the code in its place
 
 
 class Replayer(Protocol):
@@ -170,6 +171,7 @@ class StepReplayer:
             command=order.command.command,
             cwd=order.command.cwd,
             ports=self._ports,
+            release=order.command.release,
         )
         try:
             for request in self._lent.steps(

@@ -46,7 +46,7 @@ class Testing:
             question = TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s)
         else:
             self._limit_s = core.config.replay.budget_s
-            question = ReplayTraining(nodes=nodes, layout=core.layout)
+            question = ReplayTraining(nodes=nodes, layout=core.layout, release=core.state.release)
         core.ask(question, now, self._hear, within_s=self._limit_s + MARGIN_S)
         what = "replaying the training on" if self._is_replay else "testing"
         core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self._limit_s:.0f} s at most"))

@@ -15,7 +15,7 @@ from slurm_robust.agent.copies.flush import ForkedWriter
 from slurm_robust.agent.launcher import Gone, Launcher, ZygoteLauncher
 from slurm_robust.model.job import CommandKind
 from slurm_robust.testing.fake_launcher import Behaviour, FakeLauncher
-from slurm_robust.worker.spawning import Exited, Prepare, Spawn, Spawned, WorkerSpec
+from slurm_robust.worker.spawning import Exited, Prepare, RankProgram, Spawn, Spawned, WorkerSpec
 from tests.contracts.launcher import LauncherContract, start_ready
 from tests.forked_zygote import ForkedZygoteLauncher
 from tests.unit.agent.local_job import is_alive
@@ -112,6 +112,9 @@ class RealWorld:
             ),
         )
 
+    def program(self) -> RankProgram:
+        return RankProgram(command_kind=self._kind, command=self._command)
+
     def wait_until_stopped(self, pid: int) -> None:
         wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
@@ -128,7 +131,7 @@ class FakeWorld:
     """No processes."""
 
     def launcher(self) -> Launcher:
-        return FakeLauncher(self._behave)
+        return FakeLauncher(self._behave, lacking=("there_is_no_such_module",))
 
     def ready(self) -> Launcher:
         launcher = self.launcher()
@@ -149,6 +152,9 @@ class FakeWorld:
                 for rank in range(len(behaviours))
             ),
         )
+
+    def program(self) -> RankProgram:
+        return RankProgram(command_kind=CommandKind.SCRIPT, command=("train.py",))
 
     def wait_until_stopped(self, pid: int) -> None:
         pass  # at once

@@ -87,7 +87,9 @@ class Hands:
             store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
             shrinker=Shrinker(slurm, 7),
-            tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), "", FakeDiagnoser),
+            tester=Tester(
+                FakeDiagnoser(), FakeReplayer(), lambda release: COMMAND, ReplayConfig(), "", FakeDiagnoser
+            ),
             borrower=Borrower(
                 slurm,
                 config.companions,

@@ -17,7 +17,9 @@ COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
 
 
 def of(storage: Path) -> Tester:
-    return Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), str(storage), FakeDiagnoser)
+    return Tester(
+        FakeDiagnoser(), FakeReplayer(), lambda release: COMMAND, ReplayConfig(), str(storage), FakeDiagnoser
+    )
 
 
 def test_storage_can_be_tested_before_the_first_checkpoint(tmp_path: Path) -> None:
