@@ -136,7 +136,9 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
             store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),
             slurm=slurm,
             shrinker=Shrinker(slurm, job_id),
-            tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), "", FakeDiagnoser),
+            tester=Tester(
+                FakeDiagnoser(), FakeReplayer(), lambda _: command, ReplayConfig(), "", FakeDiagnoser
+            ),
             live_status=live_status,
         )
         about = About(folder="7", cluster="", user="", name="")
