@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.boot import slurm_version
 from slurm_robust.sandbox.mounts import python_paths
 from tests.cluster.installed_hooks import installed
-from tests.cluster.protected_job import USER, ProtectedJob, find_process
+from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob, find_process
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -115,3 +116,63 @@ def test_a_killed_rank_restarts_by_a_fork_in_the_container_of_its_agent(box: San
     assert bare.wait_end() == ExitCode.DO_NOT_REQUEUE
     assert "No module named 'slurm_robust'" in bare.log
     assert "fix: install slurm_robust" in bare.log
+
+
+def update(box: Sandbox, job: ProtectedJob, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["srobust", "update", str(job.id), "--now", *words]
+    done = box.exec(command, user=USER, timeout_s=120.0, check=False)
+    print(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}[{done.returncode}]")
+    return done
+
+
+def image_of_agent(box: Sandbox) -> str:
+    """What the image in which the agent of n2 runs has set."""
+    agent = find_process(box, "n2", "python3", *AGENT)
+    variables = dict(
+        line.split("=", 1) for line in Path(f"/proc/{agent}/environ").read_text().split("\0") if line
+    )
+    return variables["WHICH"]
+
+
+def test_an_update_brings_another_image_and_a_configuration_and_one_that_does_not_work_is_refused(
+    box: Sandbox,
+) -> None:
+    home = box.home(USER)
+    base = (home / "train.img").read_text()
+    for name in ("train", "second"):
+        (home / f"{name}.img").write_text(f"{base}env WHICH={name}\n")
+    code = home / "code"
+    code.mkdir()
+    shutil.copy(SCRIPTS / "tiny.py", code)
+    for path in (code, code / "tiny.py"):
+        shutil.chown(path, home.stat().st_uid)
+    (home / "new.yaml").write_text("detect: {slow_factor: 7}\n")
+    before = f'export SROBUST_CONFIG_AGENTS_SRUN_OPTIONS="{options("train.img")}"'
+    run = f"--set updates.trial=false --set updates.good_steps=5 code/{TINY}"
+    job = ProtectedJob(box, run, nodes=2, before=before)
+    job.wait(lambda: job.events(ev.ReleaseJudged), 120.0, "the first release is good")
+    assert image_of_agent(box) == "train"
+
+    image = f"/home/{USER}/second.img"
+    done = update(box, job, "--image", image, "--config", f"/home/{USER}/new.yaml")
+    assert done.returncode == 0
+    (applied,) = job.events(ev.UpdateApplied)
+    launched = job.events(ev.GenerationLaunched)[-1]
+    assert (launched.restore_step, launched.tiers) == (applied.step, {"memory": 2})
+    assert image_of_agent(box) == "second"
+    job.wait(lambda: len(job.events(ev.ReleaseJudged)) == 2, 60.0, "the second release is good")
+    job.wait_said(f"release {applied.release} sets detect.slow_factor to 7.0, not")
+    assert job.state.epoch == 2
+    assert "the controller was killed" not in job.log
+    assert "failed with an internal error" not in job.log
+
+    refused = update(box, job, "--image", f"/home/{USER}/bare.img")
+    assert refused.returncode != 0
+    (end,) = job.events(ev.UpdateEnded)
+    assert "No module named 'slurm_robust'" in end.reason
+    job.wait(lambda: job.events(ev.GenerationLaunched)[-1].generation == 3, 120.0, "training goes on")
+    job.wait_step(job.step() + 5)
+    assert job.state.release == applied.release
+    assert image_of_agent(box) == "second"
+    assert not job.events(ev.IncidentOpened)
+    assert job.wait_end() == 0
