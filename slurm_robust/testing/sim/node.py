@@ -378,6 +378,11 @@ class SimAgent:
         self._book.learn(modules)
         self.beat()
 
+    def tell_outside(self, *files: str) -> None:
+        """Learn which code rank 0 has read from its place."""
+        self._book.tell_outside(files)
+        self.beat()
+
     def on_step(self, step: int) -> None:
         """Take in that its ranks have completed ``step`` with all others."""
         some = next(iter(self.ranks.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +194,22 @@ def test_a_release_is_tried_by_its_imports_while_workers_live(job: Job) -> None:
     assert "ModuleNotFoundError" in refused.traceback
     assert not job.attempt(3, "0" * 12).ok
     assert there(controller.newest("n1")).phase is Phase.RUNNING
+
+
+def test_a_program_finds_its_files_in_the_release(job: Job) -> None:
+    """And a trial finds the program."""
+    job.write(train=SAY, own="VALUE = 1")
+    command = (sys.executable, "train.py")
+    job.begin(kind=CommandKind.EXEC, command=command)
+    first = job.take(kind=CommandKind.EXEC, command=command)
+    job.write(own="VALUE = 22")
+    other = job.take(kind=CommandKind.EXEC, command=("no-such-program", "train.py"))
+    job.start()
+    assert job.run(1, first) == f"1 {first.name} none\n"
+    assert job.attempt(1, first.name).ok
+    refused = job.attempt(2, other.name)
+    assert not refused.ok
+    assert refused.text.startswith("program not found: no-such-program")
 
 
 STEPS = """

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.model.nodefolders import COPIES, JobFolder, folder_name, parse_folder_name
+from slurm_robust.model.nodefolders import (
+    CODE,
+    COPIES,
+    JobFolder,
+    folder_name,
+    parse_folder_name,
+    within_release,
+)
 
 
 @given(st.integers(1, 2**31 - 1), st.text("0123456789abcdef", min_size=8, max_size=8), st.booleans())
@@ -31,3 +38,23 @@ def test_a_name_shows_the_user_and_the_job(job_id: int, suffix: str, copies: boo
 )
 def test_other_names_are_nobodys(name: str) -> None:
     assert parse_folder_name(name) is None
+
+
+@pytest.mark.parametrize("base", ["/dev/shm", "/tmp", "/var/tmp/some/where"])
+@pytest.mark.parametrize("folder", ["project", "my project", ".editable/mine"])
+def test_a_place_in_a_release_reads_the_same_on_all_nodes_and_in_all_releases(base: str, folder: str) -> None:
+    for name, release in ((folder_name("17-ab", CODE), "0123456789ab"), (folder_name("17-ab-x_1"), "f" * 12)):
+        own = "" if name.endswith(CODE) else "/rehearsal"
+        place = f"{base}/{name}{own}/{release}/{folder}"
+        top = folder.partition("/")[2]
+        below = f"{top}/" if top else ""
+        assert within_release(f"{place}/train.py") == f"{below}train.py"
+        text = f'  File "{place}/a b/train.py", line 3\nbad: {place}/x and {place}/y'
+        assert within_release(text) == f'  File "{below}a b/train.py", line 3\nbad: {below}x and {below}y'
+
+
+@pytest.mark.parametrize(
+    "text", ["/dev/shm/srobust-0-7-ab-copies/x", "/home/me/train.py", "srobust-1-7-a-code", ""]
+)
+def test_other_texts_stay(text: str) -> None:
+    assert within_release(text) == text
