@@ -47,6 +47,9 @@ class _Steps:
     release: str
     beside: bool
     sent: float
+    checkpoint: CheckpointId | None = None
+    """What the release has to fit."""
+    discard_optimizer: bool = False
 
 
 @dataclass
@@ -305,9 +308,15 @@ class Updates:
         """Go on with the trial of what waits. Called at each turn."""
         context, state = self._context, self._context.state
         update = state.update
-        if update is None or state.tried is not None or context.leaving or context.ending:
+        if update is not None and state.tried is not None and not state.tried.ok:
+            self._end_refused(update, state.tried.text, now)  # an earlier controller could not
+        elif update is None or state.tried is not None or context.leaving or context.ending:
             self._trial = None
-            return
+        else:
+            self._try(update, now)
+
+    def _try(self, update: ev.UpdateRequested, now: Now) -> None:
+        context = self._context
         if not self._is_to_be_tried(update):
             untried = () if context.config.updates.trial else ("anything: updates.trial is off",)
             self._pass(update, 0.0, untried, now)
@@ -344,13 +353,18 @@ class Updates:
     def _follow_imports(self, trial: _Trial, update: ev.UpdateRequested, left_s: float, now: Now) -> None:
         """Have each node unpack the release and import what it needs."""
         context, waits, silent = self._context, False, []
-        for node, heartbeat in self._nodes().items():
-            tried = heartbeat.tried
+        for node in (*context.world.slots, *context.state.spares):
+            heartbeat = context.fleet.heartbeat(node)
+            tried = heartbeat.tried if heartbeat is not None else None
             if tried is not None and tried.number == trial.number:
                 if not tried.ok:
                     self._refuse(update, node, tried.text, tried.traceback, trial, now)
                     return
-            elif left_s <= 0 or self._is_silent(node, now) or not context.knows(node, TryRelease):
+            elif left_s <= 0 or node in context.state.aside or self._is_silent(node, now):
+                silent.append(node)
+            elif heartbeat is None:
+                waits = True  # this controller is a new one
+            elif not context.knows(node, TryRelease):
                 silent.append(node)
             else:
                 waits = True
@@ -408,8 +422,11 @@ class Updates:
             return  # a standby is busy, or training has yet to begin: bounded by the time of the trial
         last = heartbeat.rehearsal.number if heartbeat.rehearsal is not None else 0
         number = max(context.number_question(), last + 1)
-        trial.steps = _Steps(node, heartbeat.agent, number, release, beside, now.mono)
-        self._send_steps(trial.steps, left_s)
+        trial.steps = steps = _Steps(node, heartbeat.agent, number, release, beside, now.mono)
+        if trial.failed is None:
+            steps.checkpoint = state.world.newest_on_storage or state.world.restored
+            steps.discard_optimizer = update.discard_optimizer
+        self._send_steps(steps, left_s)
 
     def _is_free(self, node: str, heartbeat: Heartbeat) -> bool:
         known, rehearsal = self._context.state.standbys.get(node), heartbeat.rehearsal
@@ -431,6 +448,8 @@ class Updates:
                 writes=config.rehearse_writes,
                 release=steps.release,
                 beside=steps.beside,
+                checkpoint=steps.checkpoint,
+                discard_optimizer=steps.discard_optimizer,
             ),
         )
 
@@ -504,13 +523,16 @@ class Updates:
                 untried=tuple(trial.untried),
             )
         )
-        self._context.record(
-            ev.UpdateEnded(t=now.wall, update=update.update, how=UpdateEnd.REFUSED, reason=text)
-        )
+        self._end_refused(update, text, now)
         said = (
             f"update {update.update} is refused: release {update.release} fails its trial on {node}: {text}"
         )
         self._context.emit(Say(text=said))
+
+    def _end_refused(self, update: ev.UpdateRequested, reason: str, now: Now) -> None:
+        self._context.record(
+            ev.UpdateEnded(t=now.wall, update=update.update, how=UpdateEnd.REFUSED, reason=reason)
+        )
 
 
 def _end_of(context: Context) -> str:
