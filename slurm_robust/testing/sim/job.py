@@ -59,7 +59,7 @@ from slurm_robust.testing.sim.environment import (
     release_of,
 )
 from slurm_robust.testing.sim.node import SimNode
-from slurm_robust.testing.sim.training import Rank, SimulatedTraining, doing
+from slurm_robust.testing.sim.training import Rank, SimulatedTraining, stuck_in
 from slurm_robust.wire.messages import (
     Drill,
     DrillReply,
@@ -615,8 +615,7 @@ class Sim:
             error = WorkerError(type="ValueError", message="unknown option", file="train.py", line=40)
             self.env.timeline.after(0.0, partial(self.nodes[rank.node].end_worker, rank, code=1, error=error))
         if 0 <= release.hangs_at <= step:
-            stacks = doing(rank.rank, rank.node, "wait@train.py", "main@train.py")
-            rank.stopped, rank.shows = True, lambda _: stacks
+            stuck_in(rank, "wait@train.py", "main@train.py")
         if 0 <= release.spoils_at <= step + 1:
             rank.spoils = True
 

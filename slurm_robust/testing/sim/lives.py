@@ -11,7 +11,8 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.model.findings import Alert, Party, Suggestion
-from slurm_robust.testing.sim.environment import SimulatedPace
+from slurm_robust.model.release import When
+from slurm_robust.testing.sim.environment import SimulatedPace, SimulatedRelease
 from slurm_robust.testing.sim.job import Sim
 
 BAD_GPU = Alert(
@@ -174,6 +175,41 @@ def _end(life: Life, chance: Random) -> str:
     return "the owner orders the end"
 
 
+def _update(life: Life, chance: Random) -> str:
+    """Ask for one more release, in which something may be wrong."""
+    sim = life.sim
+    name, at = f"{len(sim.env.releases):012x}", sim.step + chance.randint(1, 20)
+    what, release = chance.choice(
+        (
+            ("is fine", SimulatedRelease()),
+            ("is fine", SimulatedRelease()),
+            ("raises an exception", SimulatedRelease(fails_at=at)),
+            ("makes NaN", SimulatedRelease(spoils_at=at)),
+            ("hangs", SimulatedRelease(hangs_at=at)),
+            ("is slow", SimulatedRelease(factor=3.0)),
+            ("does not fit the checkpoint", SimulatedRelease(fits=False)),
+            ("does not import on n1", SimulatedRelease(imports={"n1": "no module"})),
+            ("fails its rehearsal", SimulatedRelease(rehearsal="ValueError: no")),
+        )
+    )
+    if release.hangs_at >= 0 or release.spoils_at >= 0:
+        life.named.update(sim.nodes)  # without a release to go back to it looks as if nodes were
+    sim.has_release(name, release)
+    when = chance.choice(tuple(When))
+    sim.update(name, when, deadline_s=chance.choice((30.0, 1000.0)), rollback=False)
+    return f"the owner asks for release {name} ({when.value}), which {what}"
+
+
+def _go_back(life: Life, chance: Random) -> str:
+    """Ask for a release that was there before."""
+    name = chance.choice(list(life.sim.env.releases))
+    life.sim.update(name, rollback=True)
+    return f"the owner asks for release {name} again"
+
+
+UPDATES: tuple[tuple[Fault, int], ...] = ((_update, 12), (_go_back, 4))
+"""What owners do to lives with updates, beside the faults."""
+
 FAULTS: tuple[tuple[Fault, int], ...] = (
     (_kill_rank, 4),
     (_hang_rank, 2),
@@ -194,8 +230,11 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
 """The faults, with how often each is drawn."""
 
 
-def begin(seed: int, *, config: JobConfig | None = None, leap_s: float = 60.0) -> Life:
-    """Draw a job from ``seed``, with its cluster and its faults; nothing has happened yet."""
+def begin(seed: int, *, config: JobConfig | None = None, leap_s: float = 60.0, updates: bool = False) -> Life:
+    """Draw a job from ``seed``, with its cluster and its faults; nothing has happened yet.
+
+    ``updates``: its owner changes the code, too.
+    """
     chance = Random(f"life {seed}")
     spares = chance.choice((0, 1, 1, 2))
     notice_s = chance.choice((None, (0.05, 3.0)))
@@ -209,11 +248,12 @@ def begin(seed: int, *, config: JobConfig | None = None, leap_s: float = 60.0) -
         config=config or JobConfig(timings=TIMINGS),
         pace=structs.replace(PACE, peers_notice_s=notice_s),
         leap_s=leap_s,
+        release=f"{0:012x}" if updates else "",
     )
     life = Life(sim)
-    faults, weights = zip(*FAULTS, strict=True)
+    faults, weights = zip(*FAULTS, *(UPDATES if updates else ()), strict=True)
     at = 0.0
-    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
+    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4)) + (2 if updates else 0)):
         at += chance.choice((0.5, 5.0, 20.0, 60.0, 120.0)) * chance.uniform(0.5, 1.5)
         (fault,) = chance.choices(faults, weights)
         sim.at(at, partial(_strike, life, fault, Random(f"{seed} {at}")))

@@ -23,7 +23,7 @@ from slurm_robust.model.findings import Alert
 from slurm_robust.model.progress import SnapshotTimes, Traffic
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.testing.sim.environment import Environment, SimulatedRelease
-from slurm_robust.testing.sim.training import Rank, SimulatedTraining
+from slurm_robust.testing.sim.training import Rank, SimulatedTraining, stuck_in
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned
@@ -567,6 +567,8 @@ class SimAgent:
             )
             self.node.end_worker(rank, code=1, error=error)
             return
+        if restore is not None and 0 <= release.hangs_at <= restore.step:
+            stuck_in(rank, "wait@train.py", "main@train.py")
         rank.restored, rank.restored_s = True, self._env.now - rank.begun
         self.node.training.enter(rank)
 

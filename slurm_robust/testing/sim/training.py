@@ -282,6 +282,12 @@ def doing(rank: int, node: str, *calls: str, state: str = "S") -> RankStacks:
     return RankStacks(rank=rank, node=node, processes=(process,), source="py-spy")
 
 
+def stuck_in(rank: Rank, *calls: str) -> None:
+    """Let a rank stand still in these calls of its own code."""
+    stacks = doing(rank.rank, rank.node, *calls)
+    rank.stopped, rank.shows = True, lambda _: stacks
+
+
 def waiting(rank: int, node: str) -> RankStacks:
     """Make the stacks of a rank that waits for the others."""
     return doing(rank, node, "all_reduce@torch/distributed/distributed_c10d.py", "main@train.py")

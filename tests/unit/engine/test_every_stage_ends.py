@@ -11,11 +11,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from slurm_robust.config.job import UpdateConfig
+from slurm_robust.model.release import When
+from slurm_robust.testing.sim.environment import SimulatedRelease
 from slurm_robust.testing.sim.job import SLURMCTLD, Sim
 from tests.unit.engine import weather
 from tests.unit.engine.stories import reserve
-from tests.unit.engine.weather import BORROWS, LASTING, happenings
+from tests.unit.engine.weather import BORROWS, CONFIG, LASTING, happenings
 
 pytestmark = pytest.mark.slow
 
@@ -97,3 +101,39 @@ def test_a_job_that_borrows_nodes_gets_on_or_ends(
     live_through(sim, happenings, lasting)
     if sim.code is not None:
         assert sim.state.companions == {}
+
+
+RELEASES = {
+    "fine": SimulatedRelease(),
+    "raises": SimulatedRelease(fails_at=20),
+    "hangs": SimulatedRelease(hangs_at=20),
+    "does not fit": SimulatedRelease(fits=False),
+}
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    happenings=happenings,
+    lasting=st.frozensets(st.sampled_from(LASTING), max_size=1),
+    reports=st.booleans(),
+    release=st.sampled_from(list(RELEASES)),
+    when=st.sampled_from(When),
+    asked_s=st.sampled_from([0.0, 10.0, 20.5, 35.0, 60.0]),
+)
+def test_a_job_whose_code_is_updated_gets_on_or_ends(
+    happenings: list[tuple[str, int, float]],
+    lasting: frozenset[str],
+    reports: bool,
+    release: str,
+    when: When,
+    asked_s: float,
+) -> None:
+    config = structs.replace(CONFIG, updates=UpdateConfig(good_steps=10, trial_s=30.0))
+    sim = weather.begin(reports=reports, config=config, release="a" * 12)
+    sim.has_release("b" * 12, RELEASES[release])
+
+    def ask() -> None:
+        sim.update("b" * 12, when, deadline_s=60.0)
+
+    sim.at(asked_s, ask)
+    live_through(sim, happenings, lasting)

@@ -115,9 +115,9 @@ happenings = st.lists(
 )
 
 
-def begin(*, spares: int = 1, reports: bool = True, config: JobConfig = CONFIG) -> Sim:
+def begin(*, spares: int = 1, reports: bool = True, config: JobConfig = CONFIG, release: str = "") -> Sim:
     """A job of three nodes; ``reports``: its script uses our API."""
-    sim = Sim(RANKS, spares, seed=1, steps=4000, others=2, pace=PACE, config=config)
+    sim = Sim(RANKS, spares, seed=1, steps=4000, others=2, pace=PACE, config=config, release=release)
     sim.training.reports = reports
     return sim
 
