@@ -21,6 +21,8 @@ from slurm_robust.model.release import Release, UpdateEnd, When
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.take import Taking, take
 from slurm_robust.run.preflight import open_directory
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.updates.request import NOT_DONE, UpdateAnswer
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
@@ -403,6 +405,53 @@ def test_ctrl_c_leaves_the_update_in_force_and_says_so(
     said = capsys.readouterr().err
     assert "update 1 stays in force" in said
     assert "'srobust rollback 7' withdraws it" in said
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Slurm, in which job 7 runs."""
+    fake = FakeSlurm()
+    for job_id in range(1, 8):
+        assert fake.submit(SubmitRequest(command=("train.sh",), nodes=1)) == job_id
+        state = "RUNNING" if job_id == 7 else "COMPLETED"
+        fake.cluster.put(fake.job(job_id), states=frozenset({state}))
+    monkeypatch.setattr("slurm_robust.diagnostics.live.make_slurm", lambda: fake)
+    return fake
+
+
+def test_a_job_that_slurm_has_ended_meanwhile_is_not_waited_for(
+    job: Job, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slurm_robust.updates.request.SLURM_S", 0.0)
+    edited(job)
+
+    def cancelled(story: Story) -> Story:
+        slurm.cluster.put(slurm.job(7), states=frozenset({"CANCELLED"}))
+        return story
+
+    with job.controller(cancelled):
+        assert job.run("update", "--now") == NOT_DONE
+    assert "the job has ended before update 1 was done: Slurm says CANCELLED" in capsys.readouterr().out
+
+
+def test_a_job_that_does_not_run_says_what_starts_it_before_anything_is_taken(
+    job: Job, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.cluster.put(
+        slurm.job(7),
+        states=frozenset({"PENDING"}),
+        reason="JobHeldUser",
+        priority=0,
+        restart_count=1,
+        nodes=(),
+    )
+    edited(job)
+    take_epoch(job.directory.epochs, host="n1", addresses=("127.0.0.1",), port=7, pid=1, run_id="7-x")
+    code, said = refused(job, capsys)
+    assert code == ExitCode.NO_INPUT
+    assert "job 7 was requeued and is PENDING (JobHeldUser)" in said
+    assert "scontrol release 7" in said
+    assert job.store.names() == (job.first.name,)
 
 
 # -- rollback ----------------------------------------------------------------------------------------
