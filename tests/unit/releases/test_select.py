@@ -226,7 +226,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, code: Path, write: Write) 
     write({"train.py": "", "closed/a.py": ""})
     (code / "closed").chmod(0o700)
     for folder in (tmp_path, *tmp_path.parents):
-        if str(folder).startswith("/var/tmp/pytest"):
+        if "pytest-" in str(folder):  # others may look into it
             folder.chmod(0o755)
     said = run_as(NOBODY, lambda: chosen(code))
     assert said.startswith("CannotTakeCode: these cannot be read: closed")
