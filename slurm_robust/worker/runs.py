@@ -7,7 +7,8 @@ import math
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -452,11 +453,22 @@ class TrialRun:
             earlier=fitting.earlier,
         )
         try:
-            tiers[Tier.STORAGE].check(fitting.checkpoint, training)
+            for checkpoint in self._alike(fitting, world_size):
+                with suppress(MissingCheckpoint):  # it was pruned meanwhile
+                    tiers[Tier.STORAGE].check(checkpoint, training)
+                    return
+            _log.warning("whether checkpoint %s fits cannot be said: it is gone", fitting.checkpoint)
         except EntryMismatch:
             raise
         except (CheckpointError, OSError) as error:
             _log.warning("whether checkpoint %s fits cannot be said: %s", fitting.checkpoint, error)
+
+    def _alike(self, fitting: Fitting, world_size: int) -> Iterator[CheckpointId]:
+        """Yield the checkpoint, then others that the same ranks have written since: it may be gone by now."""
+        yield fitting.checkpoint
+        for ref in CheckpointStore(fitting.places[Tier.STORAGE]).complete(world_size):
+            if ref.generation == fitting.checkpoint.generation:
+                yield ref
 
     def restored(self) -> None:
         """Do nothing: there is nothing to let go of."""

@@ -553,11 +553,16 @@ def test_a_checkpoint_knows_the_release_that_wrote_it(node: Node, launch: Launch
 
 
 def rehearse(
-    node: Node, monkeypatch: pytest.MonkeyPatch, *, step: int = 5, discard_optimizer: bool = False
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    step: int = 5,
+    generation: int = 1,
+    discard_optimizer: bool = False,
 ) -> None:
     """Be a rehearsal that has to fit this checkpoint."""
     fitting = Fitting(
-        checkpoint=CheckpointId(generation=1, step=step),
+        checkpoint=CheckpointId(generation=generation, step=step),
         job_dir=str(node.folder),
         run_id=RUN,
         places={Tier.STORAGE: str(node.store.path)},
@@ -583,6 +588,11 @@ def test_a_rehearsal_says_what_does_not_fit_and_restores_nothing(
     grown.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     with pytest.raises(EntryMismatch, match="entry 'optimizer' does not fit"):
         sr.Checkpointer(grown.entries).restore()
+    rehearse(node, monkeypatch, step=4)  # it was pruned meanwhile
+    with pytest.raises(
+        EntryMismatch, match="entry 'optimizer' does not fit checkpoint gen-0001/step-00000005"
+    ):
+        sr.Checkpointer(grown.entries).restore()
     rehearse(node, monkeypatch, discard_optimizer=True)
     assert sr.Checkpointer(grown.entries).restore() == 0
 
@@ -593,7 +603,7 @@ def test_a_rehearsal_says_nothing_of_a_checkpoint_that_it_cannot_read(
     launch(1)
     node.records[0].request_checkpoint(5)
     Model().train(6)
-    rehearse(node, monkeypatch, step=9)
+    rehearse(node, monkeypatch, generation=2)
     assert sr.Checkpointer(Model(width=32).entries).restore() == 0
     rehearse(node, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
