@@ -109,6 +109,7 @@ class CodeCopies:
         is_there = name in self._wanted or (known is not None and known.program is not None)
         if not is_there:
             self._found.pop(name, None)
+            self._remove_all_but(name, *self._used)
             self._wanted.add(name)
             self._do(partial(self._copy, name), partial(_failed, name))
         if with_imports and name not in self._needed:
@@ -143,10 +144,12 @@ class CodeCopies:
         """Keep this release and the one before; others are removed."""
         if name and name not in self._used[:1]:
             self._used = (name, *(other for other in self._used if other != name))[:2]
-            old = [n for n in self._found if n not in self._used and n not in self._wanted]
-            for other in old:
-                del self._found[other]
-                self._do(partial(self._remove, other))
+            self._remove_all_but(*self._used)
+
+    def _remove_all_but(self, *names: str) -> None:
+        for other in [name for name in self._found if name not in names and name not in self._wanted]:
+            del self._found[other]
+            self._do(partial(self._remove, other))
 
     def ended(self) -> None:
         """Settle what the workers, which have ended, have left in the newest copy."""
@@ -339,10 +342,11 @@ def _strays(place: bytes, content: _Content) -> Iterator[bytes]:
     known = {os.path.dirname(path) for path in (*content.files, *content.links)}
     folders = {parent for path in known for parent in _parents(path)}
     waiting = [os.path.join(place, os.fsencode(root.folder)) for root in content.copy.roots]
+    above = len(place) + 1
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
-                path = os.path.relpath(entry.path, place)
+                path = entry.path[above:]
                 if _OURS in entry.name or entry.name == _CACHE:
                     continue
                 if entry.is_symlink():
@@ -350,7 +354,7 @@ def _strays(place: bytes, content: _Content) -> Iterator[bytes]:
                         entry.path, content
                     ):
                         yield entry.path
-                elif entry.is_dir():
+                elif entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
                     if path not in folders:
                         yield entry.path

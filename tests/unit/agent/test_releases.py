@@ -188,7 +188,10 @@ def test_a_release_is_tried_by_its_imports_while_workers_live(job: Job) -> None:
     controller.launch("n1", 1, (0,), release=first.name)
     job.wait(lambda b: b.phase is Phase.RUNNING)
     assert job.attempt(1, fine.name).ok
+    assert {p.name for p in job.copies.iterdir() if p.is_dir()} == {first.name, fine.name}
     refused = job.attempt(2, lacking.name)
+    # Of those that were only tried the newest stays.
+    wait_for(lambda: {p.name for p in job.copies.iterdir() if p.is_dir()} == {first.name, lacking.name})
     assert not refused.ok
     assert refused.text.startswith("module flash_attn_x cannot be imported on this node: ModuleNotFoundError")
     assert "ModuleNotFoundError" in refused.traceback
