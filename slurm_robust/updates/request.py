@@ -113,13 +113,18 @@ class OwnJob:
         if not self.state.release:
             raise self._no_releases()
         self.running = self.store.read(self.state.release)
-        self.config_text = ""
-        """Of the configuration that the running release brings."""
+        self.configuration, self.config_text = self.plan.config, ""
+        """With which the running release was taken, and the text of what it brings of its own."""
         if self.state.configures(self.running.name):
-            self.config_text = self.store.config_text(self.running.name)
+            self._configure(self.store.config_text(self.running.name))
+
+    def _configure(self, text: str) -> None:
+        """Take the configuration of the running release; the controller, too, leaves out what is no good."""
         name = f"the configuration of release {self.running.name}"
-        self.configuration = with_file(self.plan.config, self.config_text.encode(), name)
-        """With which the running release was taken."""
+        try:
+            self.configuration, self.config_text = with_file(self.plan.config, text.encode(), name), text
+        except SrobustError as error:
+            _say(f"{name} is left out: {error}")
 
     @property
     def judging(self) -> screen.Judging:

@@ -541,3 +541,18 @@ def test_old_releases_are_removed_beyond_the_bound(job: Job) -> None:
     names = {release.name for release in job.releases()}
     assert job.first.name in names
     assert len(names) <= 4
+
+
+def test_a_configuration_that_no_longer_fits_keeps_nobody_from_going_back(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new.yaml"
+    file.write_text("detect:\n  hang_factor: 2\n")
+    with job.controller(runs(job)):
+        assert job.run("update", "--now", "--config", str(file)) == ExitCode.SUCCESS
+    release = job.asked[-1].release
+    (job.directory.releases / release / "config.yaml").write_text("detect:\n  of_another_version: 2\n")
+    with job.controller():
+        assert job.run("rollback", "--no-wait") == ExitCode.SUCCESS
+    assert job.asked[-1].release == job.first.name
+    assert f"the configuration of release {release} is left out" in capsys.readouterr().err
