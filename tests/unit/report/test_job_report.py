@@ -151,7 +151,7 @@ def test_the_screen_says_where_the_time_went_and_how_others_call_it() -> None:
         assert words in shown, words
 
 
-@pytest.mark.parametrize("table", set(CsvTable) - {CsvTable.UPDATES})
+@pytest.mark.parametrize("table", [table for table in CsvTable if table is not CsvTable.UPDATES])
 def test_csv_has_a_line_of_names_and_as_many_cells_in_each_line(table: CsvTable) -> None:
     rows = list(csv.reader(io.StringIO(csv_text(report(job()), table))))
     assert len(rows) > 1
