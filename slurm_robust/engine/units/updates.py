@@ -188,7 +188,7 @@ class Updates:
 
     def _on_step_found(self, wish: UpdateJob, release: Release, found: CheckpointId | str, now: Now) -> None:
         if isinstance(found, str):
-            self._reply(wish, UpdateReply(ok=False, text=found, fix="srobust checkpoint list JOB"))
+            self._reply(wish, UpdateReply(ok=False, text=found, fix="srobust checkpoint ls JOB"))
         else:
             self._accept(wish, release, now)
 
@@ -424,7 +424,7 @@ class Updates:
         number = max(context.number_question(), last + 1)
         trial.steps = steps = _Steps(node, heartbeat.agent, number, release, beside, now.mono)
         if trial.failed is None:
-            steps.checkpoint = state.world.newest_on_storage or state.world.restored
+            steps.checkpoint = self._checkpoints.to_fit(update.from_step)
             steps.discard_optimizer = update.discard_optimizer
         self._send_steps(steps, left_s)
 

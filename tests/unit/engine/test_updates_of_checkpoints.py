@@ -10,9 +10,9 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.release import Requester, UpdateEnd, When
 from slurm_robust.testing.sim.environment import SimulatedRelease
 from slurm_robust.testing.sim.job import Sim
-from slurm_robust.wire.messages import Launch, UpdateJob
+from slurm_robust.wire.messages import Launch, Rehearse, UpdateJob
 from tests.unit.engine.stories import begins, gets_on, launched, orders
-from tests.unit.engine.test_updates import FIRST, NO_TRIAL, SECOND, THIRD, ends, is_applied, job
+from tests.unit.engine.test_updates import FIRST, NO_TRIAL, QUICK, SECOND, THIRD, ends, is_applied, job
 
 OLD = CheckpointId(step=20, generation=1)
 
@@ -94,6 +94,15 @@ def test_the_step_that_an_update_waits_for_is_not_pruned() -> None:
     sim.update(THIRD, When.LAZY)  # takes its place
     sim.run(60.0)
     assert OLD not in sim.storage.complete()
+
+
+def test_the_trial_compares_with_the_checkpoint_that_the_update_goes_on_from() -> None:
+    sim = stored(stored(job(config=QUICK)), CheckpointId(step=40, generation=1))
+    sim.kill_rank(0)  # storage is listed
+    gets_on(sim, 2)
+    sim.update(SECOND, When.LAZY, from_step=20)
+    sim.run_until(lambda: sim.state.tried is not None, within_s=120.0)
+    assert orders(sim, Rehearse)[sim.state.own_node].checkpoint == OLD
 
 
 # -- without the optimizer -----------------------------------------------------------------------------
