@@ -436,8 +436,8 @@ class Core(Context):
 
         Ranks do not notice, so nothing waits for it.
         """
-        names = (self._configured_by, self.state.release)
-        if names[0] == names[1] or not any(map(self.state.configures, names)):
+        own, wanted = map(self.state.configuration_of, (self._configured_by, self.state.release))
+        if own == wanted:
             return
         text = f"the next controller goes on, with the configuration of release {self.state.release}"
         self.note(text, "", now, say=True)

@@ -69,6 +69,8 @@ class Release(Record):
     """Container image that agents and ranks run in, "" for that of the job's configuration."""
     has_config: bool = False
     """It brings a configuration of its own."""
+    config: str = ""
+    """Hash of that configuration: releases that differ in the code alone mostly have the same one."""
     workdir: bool = False
     """Ranks run in the copy (``code.workdir: release``), else in the job's working directory."""
     taken: float = 0.0

@@ -156,6 +156,10 @@ class JobState(Record, dict=True):
         taken = self.taken.get(release)
         return taken is not None and taken.by is not None and taken.release.has_config
 
+    def configuration_of(self, release: str) -> str:
+        """Return what is the same for releases that bring the same configuration, "" for the job's own."""
+        return (self.taken[release].release.config or release) if self.configures(release) else ""
+
     def discards_optimizer_of(self, checkpoint: CheckpointId | None) -> bool:
         """Return whether the release that runs leaves out the optimizer's state of ``checkpoint``."""
         return checkpoint is not None and checkpoint.generation < self.discards.get(self.release, 0)

@@ -130,6 +130,7 @@ def take(store: ReleaseStore, wish: Taking) -> Release:
             env=tuple(sorted(wish.env)),
             image=wish.image,
             has_config=bool(wish.config_text),
+            config=hashlib.sha256(wish.config_text.encode()).hexdigest() if wish.config_text else "",
             workdir=wish.workdir,
             taken=time.time(),
             took_s=round(time.monotonic() - began, 3),

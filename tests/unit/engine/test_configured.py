@@ -22,8 +22,10 @@ def running(*, first: bool = False, second: bool = False) -> Sim:
     return sim
 
 
-def takes(sim: Sim, name: str, has_config: bool, by: Requester | None) -> None:
-    release = Release(name=name, kind=CommandKind.SCRIPT, command=("train.py",), has_config=has_config)
+def takes(sim: Sim, name: str, has_config: bool, by: Requester | None, config: str = "") -> None:
+    release = Release(
+        name=name, kind=CommandKind.SCRIPT, command=("train.py",), has_config=has_config, config=config
+    )
     sim.journal.append(ev.ReleaseTaken(t=sim.journal[-1].t, release=release, by=by))
 
 
@@ -54,6 +56,19 @@ def test_releases_without_one_need_no_other_controller() -> None:
     sim = running(first=True)  # the job's own
     known = controllers(sim)
     applies(sim, SECOND, FIRST)
+    gets_on(sim, 1)
+    assert controllers(sim) == known
+
+
+def test_releases_with_the_same_one_need_no_other_controller() -> None:
+    sim, third = running(), "c" * 12
+    takes(sim, SECOND, True, OWNER, "the hash of it")
+    takes(sim, third, True, OWNER, "the hash of it")
+    stories.next_controller(sim)
+    applies(sim, SECOND, FIRST)
+    gets_on(sim, 1)
+    known = controllers(sim)
+    applies(sim, third, SECOND)
     gets_on(sim, 1)
     assert controllers(sim) == known
 
