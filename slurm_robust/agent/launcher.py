@@ -136,6 +136,14 @@ class _Zygote:
         self.process = process
         self.channel = channel
         self.prepare = prepare
+        self.ready: Ready | None = None
+
+    def has(self, program: RankProgram, needed: tuple[str, ...]) -> bool:
+        """Return whether it has imported all that ``program`` needs, as an interpreter of that would."""
+        ready = self.ready
+        if ready is None or ready.is_bound or program.env != self.prepare.env:
+            return False
+        return set(needed) <= set(ready.modules)
 
     def recv(self) -> bytes | None:
         """Return a packet; b"" at the end of the channel, None while there is nothing."""
@@ -248,6 +256,8 @@ class ZygoteLauncher:
             message = spawning.decode_from_zygote(packet) if packet else self._bury()
             found += self._ended_orders
             self._ended_orders = []
+            if isinstance(message, Ready):
+                self._zygote.ready = message
             if isinstance(message, Exited | SpawnFailed):
                 self._living -= 1
                 self._unswept += isinstance(message, Exited)
@@ -287,8 +297,13 @@ class ZygoteLauncher:
             self._try(number, wish, LOAD_S, is_trial=False)
 
     def attempt(self, number: int, program: RankProgram, needed: tuple[str, ...], limit_s: float) -> None:
-        """Start a zygote that imports them, too; it is kept for the launch of ``program``."""
+        """Start a zygote that imports them, too, if need be; it is kept for the launch of ``program``."""
         before = self._successor
+        if before is None or before.is_up or not before.is_trial:
+            known = (self._zygote, before.zygote if before is not None else None)
+            if any(zygote is not None and zygote.has(program, needed) for zygote in known):
+                self._ended_orders.append(TryOver(number=number, ok=True))
+                return
         if before is not None and not before.is_up:
             # It is given up; the controller need not wait for it.
             over = LoadOver(number=before.number)
@@ -339,8 +354,8 @@ class ZygoteLauncher:
         if not packet:
             return self._keep("a zygote that imported them ended")
         match spawning.decode_from_zygote(packet):
-            case Ready(is_bound=is_bound):
-                successor.is_up, successor.is_bound = True, is_bound
+            case Ready(is_bound=is_bound) as ready:
+                successor.is_up, successor.is_bound, successor.zygote.ready = True, is_bound, ready
                 if not self._living and not self._unswept and not is_bound:
                     self._replace()
                 if successor.is_trial:

@@ -96,6 +96,7 @@ class Ready(Record, tag_field="kind", tag="ready"):
     import_s: float  # since the agent started the zygote
     notes: tuple[str, ...] = ()  # facts for the journal
     is_bound: bool = False  # it has imported modules of the user's own: good for the same release only
+    modules: tuple[str, ...] = ()  # all that it has imported
 
 
 class Fatal(Record, tag_field="kind", tag="fatal"):

@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from slurm_robust.checkpoint import flush
 from slurm_robust.model.job import CommandKind
@@ -55,6 +56,7 @@ _IMPORTING = frozenset(
     {__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
 )
 _TRACEBACK_CHARS = 8_000
+_MAX_MODULES, _MAX_NAME = 8000, 100  # so that their names fit into a packet
 _MAX_CHARS = 300  # characters of an error's message in the reason, which is one line
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
@@ -190,6 +192,7 @@ class Zygote:
                 import_s=time.monotonic() - self._began,
                 notes=tuple(prepared.notes),
                 is_bound=order.code is not None and bool(own_modules(order.code)),
+                modules=_imported(),
             )
         )
         return True
@@ -376,6 +379,12 @@ def import_needed(names: Iterable[str]) -> None:
             said = one_line(f"{type(error).__name__}: {error}", _MAX_CHARS)
             raise UnfitModule(name, said, _traceback_of(error)) from error
         _check_traces(name, before)
+
+
+def _imported() -> tuple[str, ...]:
+    """Return the names of the modules that this process has, as many as fit into a packet."""
+    names = (name for name in list(sys.modules) if len(name) <= _MAX_NAME and name.isascii())
+    return tuple(islice(names, _MAX_MODULES))
 
 
 def _traceback_of(error: BaseException) -> str:

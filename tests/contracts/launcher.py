@@ -225,7 +225,7 @@ class LauncherContract:
         launcher = world.ready()
         reader = MessageReader(launcher)
         launcher.load(7, ("wave",))
-        launcher.attempt(7, world.program(), ("colorsys",), _PATIENCE_S)
+        launcher.attempt(7, world.program(), ("tabnanny",), _PATIENCE_S)
         launcher.load(8, ("wave",))
         assert reader.wait(TryOver)[0].ok
         assert [over.number for over in reader.wait(LoadOver, 2)] == [7, 8]

@@ -91,6 +91,12 @@ class Job:
         return there(self.wait(is_over).rehearsal)
 
     @property
+    def children(self) -> str:
+        """The processes that the agent has started."""
+        pid = self.job.agents["n1"].pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+    @property
     def copies(self) -> Path:
         return SHARED_MEMORY / folder_name(self.job.spec.run_id, CODE)
 
@@ -213,6 +219,20 @@ def test_a_program_finds_its_files_in_the_release(job: Job) -> None:
     refused = job.attempt(2, other.name)
     assert not refused.ok
     assert refused.text.startswith("program not found: no-such-program")
+
+
+def test_a_release_that_imports_nothing_new_is_tried_without_another_zygote(job: Job) -> None:
+    job.write(train="import time, own\nprint('up', flush=True)\ntime.sleep(1000)", own="")
+    controller = job.begin()
+    first = job.take()
+    job.write(own="import msgspec")  # which each zygote has
+    second = job.take()
+    job.start()
+    controller.launch("n1", 1, (0,), release=first.name)
+    job.wait(lambda b: b.phase is Phase.RUNNING)
+    known = job.children
+    assert job.attempt(1, second.name).ok
+    assert job.children == known
 
 
 STEPS = """
