@@ -370,8 +370,18 @@ class Agent:
             self._book.tell_outside(files)
             self._heartbeat_wanted = True
 
+    @property
+    def _are_starting(self) -> bool:
+        """Whether workers are on their way to their first step: nothing may take processors from them."""
+        phase = self._state.phase
+        return phase in (Phase.FREEING, Phase.STARTING) or (
+            phase is Phase.RUNNING and not self._steps.has_stepped
+        )
+
     def _follow_copies(self) -> None:
         self._copies.follow(self._state.phase, self._state.generation)
+        if not self._are_starting:
+            self._copies.write_saves()
         if (answer := self._copies.answer) != self._answer:
             self._answer, self._heartbeat_wanted = answer, True  # the job may wait for nothing else
         for text in self._copies.notes():
@@ -606,7 +616,7 @@ class Agent:
             case Flush(step=step):
                 self._ask_flush(step)
             case Save():
-                self._copies.save(instruction)
+                self._copies.save(instruction, later=self._are_starting)
             case TakeStacks():
                 pids = self._state.workers.living_pids
                 look = partial(take_stacks, self._taker, self._setup.node, instruction, pids)

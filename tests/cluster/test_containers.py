@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox
@@ -148,7 +149,7 @@ def test_an_update_brings_another_image_and_a_configuration_and_one_that_does_no
         shutil.chown(path, home.stat().st_uid)
     (home / "new.yaml").write_text("detect: {slow_factor: 7}\n")
     before = f'export SROBUST_CONFIG_AGENTS_SRUN_OPTIONS="{options("train.img")}"'
-    run = f"--set updates.trial=false --set updates.good_steps=5 code/{TINY}"
+    run = f"--set updates.trial=false --set updates.good_steps=40 code/{TINY}"
     job = ProtectedJob(box, run, nodes=2, before=before)
     job.wait(lambda: job.events(ev.ReleaseJudged), 120.0, "the first release is good")
     assert image_of_agent(box) == "train"
@@ -162,6 +163,7 @@ def test_an_update_brings_another_image_and_a_configuration_and_one_that_does_no
     assert image_of_agent(box) == "second"
     job.wait(lambda: len(job.events(ev.ReleaseJudged)) == 2, 60.0, "the second release is good")
     job.wait_said(f"release {applied.release} sets detect.slow_factor to 7.0, not")
+    assert applied.checkpoint in CheckpointStore(job.folder / "checkpoints").complete()  # the way back
     assert job.state.epoch == 2
     assert "the controller was killed" not in job.log
     assert "failed with an internal error" not in job.log

@@ -91,6 +91,7 @@ class CopyService:
         self._saving: Save | None = None
         self._request: FlushRequest | None = None  # made of it
         self._refusal = ""  # why its copies cannot be read
+        self._to_save: list[Image] = []  # held for it; they are not being written yet
         self.port = 0
         if spec.copies.memory:
             self._begin(job, tuple(ports), base)
@@ -295,11 +296,15 @@ class CopyService:
         if self._here is not None and self._running is not None and not self._running.over:
             self._here.flusher.ask(self._running.launch, step)
 
-    def save(self, order: Save) -> None:
-        """Put copies that are here on storage; a repeated order changes nothing."""
+    def save(self, order: Save, *, later: bool = False) -> None:
+        """Put copies that are here on storage; a repeated order changes nothing.
+
+        ``later``: they are held, and written by :meth:`write_saves`.
+        """
         if self._here is None or order == self._saving:
             return
         parts = self._here.parts
+        self._let_go()
         self._saving, self._request, self._refusal = order, None, ""
         checkpoint = order.checkpoint
         shared = parts.memory.find(SHARED, checkpoint) is not None
@@ -315,12 +320,26 @@ class CopyService:
                 image.close()
             return
         self._request = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout, order.anew)
-        self._here.flusher.save(self._request, held)
+        self._to_save = held
+        if not later:
+            self.write_saves()
+
+    def write_saves(self) -> None:
+        """Write what :meth:`save` holds."""
+        if self._here is not None and self._request is not None and self._to_save:
+            held, self._to_save = self._to_save, []
+            self._here.flusher.save(self._request, held)
+
+    def _let_go(self) -> None:
+        for image in self._to_save:
+            image.close()
+        self._to_save = []
 
     def close(self, *, remove: bool) -> None:
         """End. ``remove``: the copies here have no use any more: the job is over or storage has them."""
         if self._here is None:
             return
+        self._let_go()
         self._end_generation(self._here.flusher)
         if self._fetches is not None:
             self._fetches.stop()

@@ -145,9 +145,12 @@ def test_a_checkpoint_of_before_is_saved_while_the_next_generation_runs_and_flus
     node = make("a")
     fill(node.folder.own(0, 0), 0, 7, 2, MIB)
     node.launch(3, (0,))
-    node.service.save(Save(epoch=1, checkpoint=ref(2, 7), ranks=(0,), world_size=1, layout="w1"))
+    order = Save(epoch=1, checkpoint=ref(2, 7), ranks=(0,), world_size=1, layout="w1")
+    node.service.save(order, later=True)
     with pytest.raises(BufferInUse):
         Buffer(node.folder.own(0, 0)).receive(MIB)  # a worker fills another one
+    assert not (writer / "orders").exists()
+    node.service.write_saves()  # the workers have made their first step
     node.service.ask_flush(9)
     fill(node.folder.own(0, 1), 0, 9, 3, MIB)
     (writer / "go").touch()
