@@ -37,6 +37,7 @@ from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.steps import Steps
 from slurm_robust.engine.units.storage import StorageListing
+from slurm_robust.engine.units.trials import Trials
 from slurm_robust.engine.units.updates import Updates
 from slurm_robust.engine.units.way_back import WayBack
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
@@ -108,7 +109,8 @@ class Core(Context):
         self.incidents: Final = Incidents(self)
         self.steps: Final = Steps(self, self.storage, self.incidents, self.start_phases, now)
         self.updates: Final = Updates(self, self.checkpoints, lambda: isinstance(self.entered_by, ToUpdating))
-        self.standbys: Final = Standbys(self, self.updates)
+        self.trials: Final = Trials(self, self.checkpoints)
+        self.standbys: Final = Standbys(self, self.trials)
         self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
         self.standby_watch: Final = StandbyWatch(self, self.starts, self.companions, self.monitor, self.evict)
@@ -273,7 +275,7 @@ class Core(Context):
             self._stage.enter(self, now)
         self.departure.step(now)
         self.way_back.step(now)
-        self.updates.step(now)
+        self.trials.step(now)
         self.starts.step(now)
         self.standbys.yield_to_training(now)
         self.companions.step(now)

@@ -9,7 +9,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.questions import EndStandbyTest, NoAnswer, TestNodes
-from slurm_robust.engine.units.updates import Updates
+from slurm_robust.engine.units.trials import Trials
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
@@ -52,8 +52,8 @@ class _Test:
 class Standbys:
     """Called while training runs. Nothing here is critical: what is lost is sent again."""
 
-    def __init__(self, context: Context, updates: Updates) -> None:
-        self._context, self._updates = context, updates
+    def __init__(self, context: Context, trials: Trials) -> None:
+        self._context, self._trials = context, trials
         self._generation = 0
         self._since = 0.0  # when this generation was first seen to train
         self._sent: dict[str, tuple[str, float]] = {}  # by node: to which agent, when last
@@ -133,7 +133,7 @@ class Standbys:
     def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
         """Begin one quick test at a time. A node that its inspection finds wrong has been evicted before."""
         for node, heartbeat in heartbeats.items():
-            is_free = heartbeat.ready and not _rehearses(heartbeat) and not self._updates.uses(node)
+            is_free = heartbeat.ready and not _rehearses(heartbeat) and not self._trials.uses(node)
             if is_free and self._is_to_be_tested(node, now):
                 self._tests += 1
                 self._tried[node] = self._tried.get(node, 0) + 1
@@ -225,7 +225,7 @@ class Standbys:
             last = rehearsals.get(node)
             is_due = last is None or last.state is RehearsalState.ENDED or not self._counts(last)
             is_free = heartbeat.ready and heartbeat.phase in (Phase.IDLE, Phase.ENDED)
-            if not is_due or not is_free or node in self._context.state.aside or self._updates.uses(node):
+            if not is_due or not is_free or node in self._context.state.aside or self._trials.uses(node):
                 continue
             if not self._context.knows(node, Rehearse):
                 continue
