@@ -36,8 +36,14 @@ WARM_UP_STEPS = 5
 SURE_STEPS = 10
 """So many steps after these show its pace,"""
 
-SURE_MEASURES = 5
-"""in so many measurements."""
+SURE_MEASURES = 10
+"""in so many measurements, each of a step or of the steps between two heartbeats,"""
+
+SURE_S = 20.0
+"""over so many seconds,"""
+
+MANY_STEPS = 50
+"""or in so many steps, however short."""
 
 KNOWN_STEPS = 20
 """The pace of the release before is known after so many."""
@@ -53,13 +59,18 @@ def is_proven(steps: int, seconds: float, config: UpdateConfig) -> bool:
     return steps >= config.good_steps or (steps >= LEAST_STEPS and seconds >= config.good_s)
 
 
-def slower(measured: Sequence[float], steps: int, candidate: Candidate, config: UpdateConfig) -> float:
+def slower(
+    measured: Sequence[float], steps: int, seconds: float, candidate: Candidate, config: UpdateConfig
+) -> float:
     """Return how many times as long a candidate's steps take as those before it, 0 if that is no fault.
 
-    ``measured``: seconds per step after its first steps, ``steps`` in all.
+    ``measured``: seconds per step after its first steps, ``steps`` in all, which took ``seconds``.
     """
     before = candidate.pace
-    if steps < SURE_STEPS or len(measured) < SURE_MEASURES or before.steps < KNOWN_STEPS or not before.p50_s:
+    is_long = seconds >= SURE_S or steps >= MANY_STEPS
+    if steps < SURE_STEPS or len(measured) < SURE_MEASURES or not is_long:
+        return 0.0
+    if before.steps < KNOWN_STEPS or not before.p50_s:
         return 0.0
     times = median(measured) / before.p50_s
     return times if times >= config.slow_factor else 0.0

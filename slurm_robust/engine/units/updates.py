@@ -18,17 +18,16 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.release import NAME_LETTERS, Release, ReleaseState, UpdateEnd, When
+from slurm_robust.model.standby import RehearsalState, StandbyStage
 from slurm_robust.policy.rollback import WARM_UP_STEPS, is_proven, slower, way_back
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Heartbeat, TryRelease, UpdateJob, UpdateReply
 
-RESEND_S = 5.0
 MAX_ANSWERS = 64
 """So many requests are remembered by their tokens: who asks again gets the same answer."""
 
 _NAME = re.compile(rf"[0-9a-f]{{{NAME_LETTERS}}}")
-_MAX_CHARS = 300
 
 
 def to_asker(token: str) -> str:
@@ -47,17 +46,24 @@ class _Measured:
     """The newest step, and when it was completed."""
     times: list[float] = field(default_factory=list)
     steps: int = 0
-    """How many were measured."""
+    """How many were measured,"""
+    seconds: float = 0.0
+    """and how long they took."""
+    disturbed: bool = True
+    """Something of ours ran on nodes of this job since the newest step, or may have."""
 
-    def see(self, step: int, at: float) -> None:
-        """Take in that ``step`` was completed ``at`` that time."""
+    def see(self, step: int, at: float, *, disturbed: bool) -> None:
+        """Take in that ``step`` was completed ``at`` that time; ``disturbed``: something of ours runs now."""
         before, since = self.newest
+        self.disturbed |= disturbed
         if step <= before:
             return
         self.newest = step, at
-        if before >= self.first + WARM_UP_STEPS:
+        if not self.disturbed and before >= self.first + WARM_UP_STEPS:
             self.times.append((at - since) / (step - before))
             self.steps += step - before
+            self.seconds += at - since
+        self.disturbed = disturbed
 
 
 class Updates:
@@ -237,7 +243,7 @@ class Updates:
         at, generation = now.mono - last.age_s, context.world.generation
         if self._measured is None or self._measured.generation != generation:
             self._measured = _Measured(generation, step, (step, at))
-        self._measured.see(step, at)
+        self._measured.see(step, at, disturbed=self._disturbs())
         if context.world.incident is not None:
             return
         made = step - candidate.first_step + 1
@@ -256,7 +262,7 @@ class Updates:
         if candidate is None or measured is None or measured.generation != context.world.generation:
             return None
         factor = context.config.updates.slow_factor
-        times = slower(measured.times, measured.steps, candidate, context.config.updates)
+        times = slower(measured.times, measured.steps, measured.seconds, candidate, context.config.updates)
         if not times or set(candidate.nodes) != set(context.world.slots):
             return None
         before_s = candidate.pace.p50_s
@@ -265,6 +271,15 @@ class Updates:
             f"before (updates.slow_factor: {factor:g})"
         )
         return Fault(symptom=Symptom.SLOW, detail=detail)
+
+    def _disturbs(self) -> bool:
+        """Return whether a trial, a rehearsal or a quick test runs, which may share what ranks need."""
+        state = self._context.state
+        stages = (known.stage for node in state.spares if (known := state.standbys.get(node)) is not None)
+        if (state.update is not None and state.tried is None) or StandbyStage.TESTING in stages:
+            return True
+        rehearsals = (heartbeat.rehearsal for heartbeat in self._nodes().values())
+        return any(one is not None and one.state is RehearsalState.RUNNING for one in rehearsals)
 
 
 def _end_of(context: Context) -> str:

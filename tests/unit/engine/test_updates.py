@@ -17,6 +17,7 @@ from slurm_robust.testing.sim.job import Sim
 from slurm_robust.wire.messages import Launch, Rehearse, TryRelease, UpdateJob
 from slurm_robust.wire.protocol import PROTOCOL
 from tests.unit.engine.stories import (
+    PACE,
     blames_no_node,
     evicted,
     gets_on,
@@ -489,6 +490,35 @@ def test_a_release_that_is_a_little_slower_stays() -> None:
     sim.run_until(lambda: sim.state.last_good == SECOND, within_s=600.0)
     assert sim.run_to_end() == 0
     assert rolled_back(sim) == []
+
+
+def trains_well(sim: Sim) -> None:
+    """The candidate is good in the end, and nothing was ever wrong with it."""
+    sim.run_until(lambda: sim.state.last_good == SECOND, within_s=900.0)
+    assert (rolled_back(sim), opened(sim)) == ([], [])
+
+
+def test_a_few_short_steps_that_take_long_do_not_make_a_release_slow() -> None:
+    sim = job(config=NO_TRIAL, to=60, pace=structs.replace(PACE, step_s=0.2))
+    sim.update(SECOND)
+    sim.run_until(lambda: launched(sim).release == SECOND and sim.step > launched(sim).restore_step, 120.0)
+    sim.training.slow = {0: 2.0}
+    begun = sim.step
+    sim.run_until(lambda: sim.step >= begun + 25, within_s=30.0)
+    sim.training.slow = {}
+    trains_well(sim)
+
+
+def test_steps_beside_a_trial_do_not_make_a_release_slow() -> None:
+    sim = job(config=structs.replace(QUICK, updates=UpdateConfig(good_steps=90)), to=100)
+    sim.update(SECOND)
+    sim.run_until(lambda: launched(sim).release == SECOND, within_s=120.0)
+    sim.env.pace = structs.replace(sim.env.pace, zygote_s=(150.0, 151.0))
+    sim.training.slow = {0: 2.0}  # it takes processor time from a rank
+    sim.update(THIRD, When.LAZY)
+    is_tried(sim, within_s=300.0)
+    sim.training.slow = {}
+    trains_well(sim)
 
 
 def test_a_rank_that_is_killed_says_nothing_of_the_release_the_first_time() -> None:

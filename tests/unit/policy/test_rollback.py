@@ -182,10 +182,17 @@ def test_a_candidate_is_good_after_its_steps_or_its_time() -> None:
 def test_a_candidate_is_slow_only_by_enough_steps_against_a_pace_that_is_known() -> None:
     config = UpdateConfig(slow_factor=1.5)
     three = [6.0] * 10
-    assert slower(three, 10, CANDIDATE, config) == 3.0
-    assert slower([*three[:5], *([2.0] * 6)], 11, CANDIDATE, config) == 0.0  # the median counts
-    assert slower(three[:4], 20, CANDIDATE, config) == 0.0
-    assert slower(three, 9, CANDIDATE, config) == 0.0
-    assert slower([2.9] * 10, 10, CANDIDATE, config) == 0.0
+    assert slower(three, 10, 60.0, CANDIDATE, config) == 3.0
+    assert slower([*three[:5], *([2.0] * 6)], 11, 42.0, CANDIDATE, config) == 0.0  # the median counts
+    assert slower(three[:9], 20, 54.0, CANDIDATE, config) == 0.0
+    assert slower(three, 9, 54.0, CANDIDATE, config) == 0.0
+    assert slower([2.9] * 10, 10, 29.0, CANDIDATE, config) == 0.0
     young = Candidate(release=NEW, update=1, before=OLD, pace=PaceHistory(steps=19, p50_s=2.0))
-    assert slower(three, 10, young, config) == 0.0
+    assert slower(three, 10, 60.0, young, config) == 0.0
+
+
+def test_a_candidate_with_short_steps_is_slow_only_by_many_of_them_or_after_a_while() -> None:
+    config = UpdateConfig(slow_factor=1.5)
+    candidate = Candidate(release=NEW, update=1, before=OLD, pace=PaceHistory(steps=100, p50_s=0.2))
+    found = [slower([0.6] * 12, *made, candidate, config) for made in ((49, 19.0), (50, 19.0), (12, 20.0))]
+    assert found == [0.0, pytest.approx(3.0), pytest.approx(3.0)]
