@@ -22,13 +22,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 def unpack(archive: Path, release: Release, into: Path) -> None:
     """Let ``into`` be the copy of the release, whole; its parent is a folder of this user's.
 
-    Files are read-only. What is there already is kept: files that are as they should be, and those that a
-    program has added. Raises :class:`DamagedRelease`, and ``OSError``, among them ``NotOurs``.
+    Files are read-only. What is there already is kept: files that are as they should be, and what a program
+    has added or has put in the place of a file. Raises :class:`DamagedRelease`, and ``OSError``, among them
+    ``NotOurs``.
     """
     with opened(archive) as tar:
         manifest = read_manifest(tar, archive, release)
         if os.path.isdir(into) and not os.path.islink(into):
-            lacking = [file for file in manifest.files if not _is_as_it_should(into, file)]
+            lacking = [file for file in manifest.files if _is_to_be_written(os.fsencode(into), file)]
             _write(tar, archive, manifest, into, lacking)
             return
         hidden = into.with_name(f".{into.name}-{secrets.token_hex(4)}")
@@ -142,9 +143,25 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return data
 
 
-def _is_as_it_should(place: Path, file: CodeFile) -> bool:
+def _is_to_be_written(place: bytes, file: CodeFile) -> bool:
+    """Return whether a file of the release is missing, or damaged.
+
+    What a program has put in its place is a link, or out of the copy by a link, or can be written
+    (:mod:`slurm_robust.worker.creations`).
+    """
     try:
-        info = os.lstat(os.path.join(os.fsencode(place), file.path))
-    except (FileNotFoundError, NotADirectoryError):
+        info = os.lstat(os.path.join(place, file.path))
+    except NotADirectoryError:
         return False
-    return stat.S_ISREG(info.st_mode) and (info.st_size, int(info.st_mtime)) == (file.nbytes, file.mtime)
+    except FileNotFoundError:
+        pass
+    else:
+        is_ours = stat.S_ISREG(info.st_mode) and not info.st_mode & 0o222
+        if not is_ours or (info.st_size, int(info.st_mtime)) == (file.nbytes, file.mtime):
+            return False
+    return not any(os.path.islink(os.path.join(place, folder)) for folder in _folders_above(file.path))
+
+
+def _folders_above(path: bytes) -> Iterator[bytes]:
+    while path := os.path.dirname(path):
+        yield path

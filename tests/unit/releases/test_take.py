@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -147,6 +148,34 @@ def test_a_copy_is_made_whole_again_and_what_was_added_stays(
         "code/train.py": "a",
         "code/model.py": "b",
         "code/result.txt": "42",
+    }
+
+
+def test_what_programs_have_put_in_the_place_of_files_stays_when_a_copy_is_made_whole(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
+) -> None:
+    write({"state.json": "old", "table.h5": "old", "runs/a/keep": "", "cut.py": "whole"})
+    release, copy = take(store, wish), tmp_path / "copy"
+    unpacked(store, release, copy)
+    led, written, folder, cut = (
+        copy / "code" / name for name in ("state.json", "table.h5", "runs", "cut.py")
+    )
+    led.unlink()
+    led.symlink_to(code / "state.json")  # as worker/creations.py does
+    written.unlink()
+    written.write_text("by a library in C")
+    shutil.rmtree(folder)
+    shutil.rmtree(code / "runs")
+    (code / "runs").mkdir()
+    folder.symlink_to(code / "runs")
+    cut.chmod(0o644)
+    cut.write_text("")  # this node had a power failure
+    cut.chmod(0o444)
+    assert unpacked(store, release, copy) == {
+        "code/state.json": f"-> {code}/state.json",
+        "code/table.h5": "by a library in C",
+        "code/runs": f"-> {code}/runs",
+        "code/cut.py": "whole",
     }
 
 
