@@ -60,6 +60,8 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
     actions, how = _answer(state, fault, verdict, rules)
     actions, left = leave_drained(state, actions, rules)
     how = ", ".join(filter(None, (how, left)))
+    if verdict.signature.kind is FaultKind.RANKS and verdict.blame is Blame.NOBODY:
+        how += "; where it comes again shows whether it is the node or the code"
     return Decided(
         t=now,
         incident=state.incidents,

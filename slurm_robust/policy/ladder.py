@@ -318,7 +318,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         rung=4,
         blame=Blame.NOBODY,
         signature=signature,
-        reason=f"{reason}; where it comes again shows whether it is the node or the code",
+        reason=reason,
         suspects=place.nodes if is_to_move else (),
         confidence=0.5,
         allowed=rules.limits.per_signature,

@@ -138,6 +138,15 @@ def test_what_names_a_node_the_network_an_agent_or_a_disk_never_blames_the_relea
     assert not goes_back(STATE, fault)
 
 
+def test_the_reason_of_a_rollback_asks_nothing_more() -> None:
+    found = Localisation(ranks=(1,), reason="rank 1 waits", confidence=0.8)
+    hang = failed(symptom=inc.Symptom.HANG, detail="no step for 60 s", localisation=found)
+    asks = "where it comes again shows whether it is the node or the code"
+    good = changed(STATE, candidate=None)
+    reasons = [decide(state, hang, 2000.0, RULES).reason for state in (STATE, good)]
+    assert [asks in reason for reason in reasons] == [False, True]
+
+
 def test_an_unexplained_end_is_answered_by_a_restart_first() -> None:
     killed = failed(root=root(signal=9))
     again = changed(STATE, attempts=(attempt(inc.FaultKind.EXIT, "SIGKILL", 1500.0),))
