@@ -96,12 +96,26 @@ class UpdateProgress(Record):
         return max(0.0, self.first.t - self.stopped)
 
     @property
+    def restored(self) -> int:
+        """The step that its release goes on from, -1 for the beginning."""
+        checkpoint = self.applied.checkpoint if self.applied is not None else None
+        return checkpoint.step if checkpoint is not None else -1
+
+    @property
     def repeated(self) -> int | None:
         """Steps that the release before had completed and this one makes again; None before it is applied."""
+        return self._again(undone=False)
+
+    @property
+    def undone(self) -> int | None:
+        """The same for steps that do not count any more, since its owner named an older one to go on from."""
+        return self._again(undone=True)
+
+    def _again(self, *, undone: bool) -> int | None:
         if self.applied is None:
             return None
-        restored = self.applied.checkpoint.step if self.applied.checkpoint is not None else -1
-        return max(0, self.applied.step - restored)
+        is_undone = self.requested is not None and self.requested.from_step >= 0
+        return max(0, self.applied.step - self.restored) if undone == is_undone else 0
 
 
 def progress_of(events: Iterable[ev.AnyEvent], update: int) -> UpdateProgress:

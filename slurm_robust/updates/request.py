@@ -84,6 +84,7 @@ class UpdateAnswer(Record):
     """The first step of the release, once it is made."""
     applied_s: float | None = None
     repeated: int | None = None
+    undone: int | None = None
     recovery: bool = False
 
 
@@ -501,5 +502,6 @@ def _completed(answer: UpdateAnswer, known: UpdateProgress) -> UpdateAnswer:
         step=known.first.step if known.first is not None else None,
         applied_s=known.applied_s,
         repeated=known.repeated,
+        undone=known.undone,
         recovery=known.applied is not None and known.applied.recovery,
     )

@@ -125,10 +125,15 @@ def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
 
 
 def _cost(known: UpdateProgress) -> str:
-    repeated = f"{count(known.repeated or 0, 'step')} repeated"
+    again = f", {count(known.repeated or 0, 'step')} repeated"
+    if known.undone:
+        are = "is" if known.undone == 1 else "are"
+        again = (
+            f"; it goes on from step {known.restored}: {count(known.undone, 'step')} after it {are} undone"
+        )
     if known.applied_s is None:
-        return f"a recovery took it along, {repeated}"
-    return f"{duration(known.applied_s)} without training, {repeated}"
+        return f"a recovery took it along{again}"
+    return f"{duration(known.applied_s)} without training{again}"
 
 
 def _candidacy(known: UpdateProgress, job: str, judging: Judging) -> str:
@@ -193,11 +198,14 @@ def _span(span: StepSpan) -> str:
     return "none" if span.last == span.after else f"{span.after + 1}-{span.last}"
 
 
+_CHANGED = {True: " (changed)", False: "", None: " (changed?)"}
+
+
 def _git(git: GitState | None) -> str:
     if git is None:
         return "-"
     branch = f" {one_line(git.branch, 40)}" if git.branch else ""
-    return f"{one_line(git.commit, 10).rstrip('…')[:9]}{branch}{' (changed)' if git.dirty else ''}"
+    return f"{one_line(git.commit, 10).rstrip('…')[:9]}{branch}{_CHANGED[git.dirty]}"
 
 
 def _told(row: UpdateRow) -> str:

@@ -72,6 +72,14 @@ def test_steps_that_only_the_old_release_had_count_as_repeated() -> None:
     assert (known.applied_s, known.repeated) == (None, 8)
 
 
+def test_steps_after_the_one_that_the_owner_goes_back_to_are_undone_and_not_repeated() -> None:
+    story = trained().taken(NEW).asked(1, NEW, from_step=20).tried(1).stops(1)
+    known = progress_of(
+        story.applied(1, NEW, OLD, step=60, kept=20).trains(NEW, 21, 22, restore=20).events, 1
+    )
+    assert (known.restored, known.repeated, known.undone) == (20, 0, 40)
+
+
 def test_another_update_says_nothing_of_this_one() -> None:
     assert progress_of(updated().events, 2).phase is UpdatePhase.ASKED
 

@@ -66,6 +66,12 @@ def test_an_update_that_runs_says_what_it_cost_and_how_to_go_back() -> None:
     )
 
 
+def test_an_update_from_an_older_step_says_how_many_are_undone() -> None:
+    story = trained().taken(NEW).asked(1, NEW, from_step=20).tried(1).stops(1)
+    said = told(story.applied(1, NEW, OLD, step=60, kept=20).trains(NEW, 21, 22, restore=20))
+    assert "3.0 s without training; it goes on from step 20: 40 steps after it are undone\n" in said
+
+
 def test_an_update_that_was_refused_shows_where_and_why() -> None:
     trace = 'Traceback (most recent call last):\n  File "train.py", line 3\nImportError: no \x1b[2Jflash_attn'
     story = asked().tried(1, ok=False, node="n2", text="ImportError: no flash_attn", traceback=trace)
