@@ -39,8 +39,8 @@ class GitState(Record):
     commit: str
     branch: str = ""
     """"" for a detached head."""
-    dirty: bool = False
-    """Files that Git follows differ from the commit."""
+    dirty: bool | None = False
+    """Whether files that Git follows differ from the commit; None if it did not say in time."""
 
 
 class Release(Record):

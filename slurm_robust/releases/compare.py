@@ -33,7 +33,7 @@ class ReleaseDiff(Record):
     image: tuple[str, str] | None = None
     """The old and the new one, "" for the job's own."""
     git: tuple[str, str] | None = None
-    """Commits, "" for none, with ``+`` at the end for changes that are not committed."""
+    """Commits, "" for none; ``+`` at the end: with changes that are not committed, ``?``: maybe so."""
     patch: tuple[str, ...] = ()
     """Unified differences of the files that are text."""
     is_cut: bool = False
@@ -160,12 +160,16 @@ def _words(old: tuple[str, ...] | list[str], new: tuple[str, ...] | list[str]) -
     return tuple(found)
 
 
+# Behind a commit, by whether files differ from it.
+_DIRTY = {True: "+", False: "", None: "?"}
+
+
 def _commit(git: GitState | None) -> str:
-    return git.commit + ("+" if git.dirty else "") if git is not None else ""
+    return git.commit + _DIRTY[git.dirty] if git is not None else ""
 
 
 def _short(commit: str) -> str:
-    return (commit[:12] + ("+" if commit.endswith("+") else "")) if commit else "none"
+    return (commit[:12] + commit.lstrip("0123456789abcdef")) if commit else "none"
 
 
 def _shown(path: str) -> str:

@@ -20,7 +20,7 @@ def read(folder: str) -> GitState | None:
         return None
     branch = _git(folder, until, "symbolic-ref", "--short", "-q", "HEAD") or ""
     changed = _git(folder, until, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    return GitState(commit=commit, branch=branch, dirty=bool(changed))
+    return GitState(commit=commit, branch=branch, dirty=changed if changed is None else bool(changed))
 
 
 def _git(folder: str, until: float, *arguments: str) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -34,6 +36,21 @@ def test_commit_and_branch_are_in_the_release(
     dirty = gitstate.read(str(repository))
     assert dirty is not None
     assert dirty.dirty
+
+
+def test_of_a_repository_that_takes_too_long_it_is_unknown_whether_files_have_changed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree of a large repository on slow storage is looked at for minutes."""
+    slow, git = tmp_path / "bin/git", shutil.which("git")
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *status*) exec sleep 60;; esac\nexec {git} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(gitstate, "_LIMIT_S", 0.5)
+    found = gitstate.read(str(repository))
+    assert found is not None
+    assert (len(found.commit), found.dirty) == (40, None)
 
 
 def test_a_detached_head_has_no_branch(repository: Path) -> None:
