@@ -32,6 +32,8 @@ class Network:
         """Which of them are lost, by their numbers: the first is 1."""
         self.late: dict[int, float] = {}
         """By how many seconds some of them come later."""
+        self.on_sent: Callable[[bytes], None] = lambda data: None
+        """Told of each."""
         self._timeline, self._chance = timeline, chance
         self._islands: dict[str, int] = {}
         self._cut: set[frozenset[str]] = set()
@@ -69,6 +71,7 @@ class Network:
         """Have ``data`` arrive at ``target`` after a while, or never."""
         chance, now = self._chance, self._timeline.now + self.late.get(self.sent + 1, 0.0)
         self.sent += 1
+        self.on_sent(data)
         if not self.passes(source, target) or self.sent in self.lost:
             return
         if source != target and chance.random() < self.loss:
