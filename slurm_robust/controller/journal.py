@@ -101,6 +101,7 @@ class Journal:
             self._disk.cut(self._fd, self._durable)
         self._thread: threading.Thread | None = None
         self._is_retry = False  # the writing thread's, as are the descriptor and the offset once it runs
+        self._is_last = False  # that thread's: what it tries now it was asked to try for the last time
         self._lost = b""  # lines that storage had taken, and that are still to be written again
         self._read = data[: self._durable]  # by controllers before this one
         self._known = len(self.events)
@@ -196,11 +197,12 @@ class Journal:
     def _next_lines(self) -> list[bytes] | None:
         """Wait for lines to write; None when the journal is closed."""
         with self._changed:
-            if self._error and self._closing:
+            if self._error and self._is_last:
                 return None
             if self._error:
                 self._changed.wait_for(lambda: self._closing, AGAIN_S)
             self._changed.wait_for(lambda: self._unwritten or self._closing)
+            self._is_last = self._closing
             self._begun = time.monotonic() if self._unwritten else None
             return list(self._unwritten) or None
 

@@ -20,7 +20,7 @@ from slurm_robust.testing.faulty_disk import FaultyDisk
 from tests.contracts.disk import DiskContract
 from tests.unit.controller.file_size_limit import room_for
 from tests.users import run_as
-from tests.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 EVENTS = [ev.Noted(t=float(i), text=f"fact {i}\n« »", node="n1") for i in range(5)]
@@ -205,18 +205,44 @@ def test_events_that_storage_had_taken_and_lost_are_written_again(
     first.close()
     journal = Journal(path, disk)
     journal.append(EVENTS[2])
+    wait_for(lambda: journal.written == 3)
     data = path.read_bytes()
     left %= len(data) + 1
     if stale:
         disk.fail(errno.ESTALE)
         journal.append(EVENTS[3])
+        wait_for(lambda: journal.trouble)
     os.truncate(path, left)
     disk.heal()
     journal.append(EVENTS[4])
-    assert journal.close()
+    assert journal.close(HANG_S)
     expected = [*EVENTS[:3], EVENTS[3], EVENTS[4]] if stale else [*EVENTS[:3], EVENTS[4]]
     assert read(path) == expected
     assert journal.restored == 3 - data[:left].count(b"\n")
+
+
+class RefusesOnce(FileSystem):
+    """Storage that takes its time to refuse the first write."""
+
+    def __init__(self) -> None:
+        self.refuses = threading.Event()
+        self._has_refused = False
+
+    def write(self, fd: int, data: bytes) -> int:
+        if not self._has_refused:
+            self.refuses.wait()
+            self._has_refused = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(fd, data)
+
+
+def test_what_storage_refuses_while_the_journal_is_closed_is_tried_once_more(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", disk := RefusesOnce())
+    journal.append(EVENTS[0])
+    assert not journal.close(0.0)
+    disk.refuses.set()
+    assert journal.close(HANG_S)
+    assert read(tmp_path / "j") == EVENTS[:1]
 
 
 @pytest.mark.usefixtures("soon")
