@@ -188,7 +188,7 @@ def _in_place(folder: str) -> Iterator[str]:
 
 
 def _mapped(source: str) -> Iterator[str]:
-    """Return the folders in the MAPPING of a finder of setuptools."""
+    """Return the folders in the MAPPING of a finder of setuptools, and those of single modules."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -200,7 +200,8 @@ def _mapped(source: str) -> Iterator[str]:
         if names == ["MAPPING"] and isinstance(value, ast.Dict):
             for one in value.values:
                 if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                    yield one.value
+                    is_module = os.path.isfile(f"{one.value.removesuffix('.py')}.py")  # it may lack that
+                    yield os.path.dirname(one.value) if is_module else one.value
 
 
 def _names(folder: str) -> list[str]:

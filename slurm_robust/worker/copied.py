@@ -163,11 +163,20 @@ def search_in(copy: CopiedCode | None, cwd: str) -> None:
         _places.update(zip(mapped, entries, strict=True))
         for table in tables:
             for name, path in table.items():
-                table[name] = copy.or_copy(path)
+                table[name] = _in_table(copy, path)
                 _places[table[name]] = path
         _added.add(copy.links)
         entries = [*mapped, copy.links]
     sys.path[:] = entries
+
+
+def _in_table(copy: CopiedCode, path: str) -> str:
+    """Return the place of a package in the copy, or of a module, whose path may lack ``.py``."""
+    mapped = copy.or_copy(path)
+    module = f"{path}.py"
+    if mapped == path and (found := copy.or_copy(module)) != module:
+        return found.removesuffix(".py")
+    return mapped
 
 
 def own_modules(copy: CopiedCode | None) -> list[str]:
@@ -211,9 +220,8 @@ def editable_links(copy: CopiedCode, tables: Iterable[dict[str, str]]) -> dict[s
     found: dict[str, str] = {}
     for table in tables:
         for name, path in table.items():
-            for suffix in ("", ".py"):  # a module's path may lack it
-                mapped = copy.or_copy(path + suffix)
-                if mapped != path + suffix and "." not in name:
-                    found[name + (".py" if mapped.endswith(".py") else "")] = mapped
-                    break
+            mapped = _in_table(copy, path)
+            if mapped != path and "." not in name:
+                mapped += "" if os.path.lexists(mapped) else ".py"
+                found[name + (".py" if mapped.endswith(".py") else "")] = mapped
     return found

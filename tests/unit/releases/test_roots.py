@@ -98,8 +98,10 @@ def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_packages_that_are_installed_in_place_are_found(site_packages: Path, tmp_path: Path) -> None:
-    for name in ("flat/mylib", "layout/src", "listed/pkg", "odd name/src"):
+    for name in ("flat/mylib", "layout/src", "listed/pkg", "odd name/src", "single", "named"):
         (tmp_path / name).mkdir(parents=True)
+    for name in ("single/tool.py", "named/other.py"):
+        (tmp_path / name).touch()
     (site_packages / "__editable__.layout-0.1.pth").write_text(f"{tmp_path}/layout/src\n")
     (site_packages / "easy-install.pth").write_text(
         f"# a comment\nimport os\n{tmp_path}/odd name/src\n/gone\n"
@@ -112,9 +114,12 @@ def test_packages_that_are_installed_in_place_are_found(site_packages: Path, tmp
     (site_packages / "__editable___old_0_1_finder.py").write_text(
         f"MAPPING = {json.dumps({'mylib': str(tmp_path / 'flat/mylib')})}\n"
     )
+    modules = {"tool": str(tmp_path / "single/tool"), "other": str(tmp_path / "named/other.py")}
+    (site_packages / "__editable___modules_finder.py").write_text(f"MAPPING = {modules!r}\n")
     (site_packages / "__editable___broken_finder.py").write_text("MAPPING = {")
     assert set(packages_in_place()) == {
-        str(tmp_path / name) for name in ("layout/src", "odd name/src", "listed/pkg", "flat/mylib")
+        str(tmp_path / name)
+        for name in ("layout/src", "odd name/src", "listed/pkg", "flat/mylib", "single", "named")
     }
 
 

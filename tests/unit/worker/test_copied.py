@@ -124,7 +124,8 @@ def test_packages_that_setuptools_finds_by_a_table_are_of_the_copy(
 
     search_in(copy, str(home))
     assert sys.path == ["/usr/lib", f"{copy.place}/project", copy.links]
-    assert editable_tables(sys.modules)[-1]["pack"] == f"{copy.place}/src/pack"
+    mapped = {"pack": f"{copy.place}/src/pack", "tool": f"{copy.place}/project/train", "os": "/usr/lib/os"}
+    assert editable_tables(sys.modules)[-1] == mapped
     search_in(None, str(home))
     assert sys.path == ["/usr/lib", str(home / "project")]
     assert table == finder.MAPPING
