@@ -118,8 +118,8 @@ class Candidate(Record):
     release: str
     update: int
     before: str
-    """The newest good release before it; "" if there is none, or if it was rolled back once: then nothing is
-    rolled back.
+    """The newest good release before it, or what had made steps while none was good; "" if there is none, or
+    if it was rolled back once: then nothing is rolled back.
     """
     checkpoint: CheckpointId | None = None
     """The step at which it took over, from which a rollback goes on; None for the beginning."""

@@ -447,11 +447,11 @@ def _(event: ev.UpdateApplied, state: JobState) -> JobState:
     )
     if state.releases.get(event.release) is ReleaseState.GOOD:
         return msgspec.structs.replace(state, candidate=None, last_good=event.release)
-    was_bad = state.releases.get(event.release) is ReleaseState.BAD
+    was_bad, before = state.releases.get(event.release) is ReleaseState.BAD, _proven(state, event.before)
     candidate = Candidate(
         release=event.release,
         update=event.update,
-        before="" if was_bad else state.last_good,  # each is rolled back once
+        before="" if was_bad or before == event.release else before,  # each is rolled back once
         checkpoint=event.checkpoint,
         generation=world.next_generation,
         applied=event.t,
@@ -461,6 +461,14 @@ def _(event: ev.UpdateApplied, state: JobState) -> JobState:
     state = _in_world(state, event.world, pace=PaceHistory())  # what the new one does may take longer
     states = {**state.releases, event.release: ReleaseState.CANDIDATE}
     return msgspec.structs.replace(state, candidate=candidate, releases=states)
+
+
+def _proven(state: JobState, running: str) -> str:
+    """Return the newest good release; before there is one, that which made the newest steps, "" for none."""
+    candidate = state.candidate
+    if state.last_good or candidate is None or candidate.since:
+        return state.last_good or running
+    return candidate.before
 
 
 @apply.register

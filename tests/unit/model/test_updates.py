@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.release import Requester, When
+from slurm_robust.model.release import Candidate, Requester, When
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.world import World
 
@@ -64,3 +64,13 @@ def test_the_release_before_takes_its_optimizer_back() -> None:
 def test_a_later_update_to_the_same_release_leaves_nothing_out_unless_it_is_asked() -> None:
     state = applied(applied(BEFORE, OLD, discard_optimizer=True), OLD)
     assert not state.discards_optimizer_of(OLD)
+
+
+def test_the_way_back_of_an_update_leads_to_what_has_made_steps_before_there_is_a_good_release() -> None:
+    ran = structs.replace(BEFORE, candidate=Candidate(release=BEFORE.release, update=0, before="", since=1.0))
+    began = structs.replace(BEFORE, candidate=Candidate(release=BEFORE.release, update=0, before=""))
+    ways = [applied(state, OLD).candidate for state in (ran, began, structs.replace(ran, last_good="c" * 12))]
+    assert [way.before if way else None for way in ways] == [BEFORE.release, "", "c" * 12]
+    again = applied(structs.replace(BEFORE, candidate=None), OLD).candidate  # after a way back
+    assert again is not None
+    assert again.before == BEFORE.release
