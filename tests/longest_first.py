@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # As --durations=0 shows. The others follow in their usual order.
 LONGEST = (
+    "tests/cluster/test_updates.py",
     "tests/cluster/test_story.py",
     "tests/cluster/test_leaving.py",
     "tests/cluster/test_detection.py",
@@ -29,7 +30,6 @@ LONGEST = (
     "tests/cluster/test_losses.py",
     "tests/cluster/test_unreachable.py",
     "tests/cluster/test_drain.py",
-    "tests/cluster/test_report.py",
     "tests/cluster/test_diagnose.py",
     "tests/cluster/test_over_eviction.py",
     "tests/cluster/test_tutorial.py",
@@ -43,6 +43,7 @@ LONGEST = (
     "tests/cluster/test_fallbacks.py",
     "tests/cluster/test_missing_parts.py",
     "tests/cluster/test_held.py",
+    "tests/cluster/test_report.py",
     "tests/cluster/test_first_contact.py",
     "tests/cluster/test_sandbox_down.py",
     "tests/cluster/test_templates.py",

@@ -44,4 +44,5 @@ def run_script() -> None:
     torch.set_num_threads(1)
     os.chdir(sys.argv[1])
     del sys.argv[:2]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")
