@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _CLEANS_UP_S = 30.0
 NAMES = (
     "restart",
+    "hot_update",
     "power_cut",
     "recovery",
     "rehearsal",
