@@ -277,7 +277,7 @@ def test_what_reaches_into_the_core(line: str, is_one: bool) -> None:
 
 
 # Jobs that tests submit are programs of their own; they may stand for work by sleeping.
-TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.parent.name != "scripts"]
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if "scripts" not in path.parts]
 
 
 def calls(path: Path, name: str) -> bool:
