@@ -16,10 +16,12 @@ from slurm_robust.cli.words import parse, split_command, width
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import collect
 from slurm_robust.config.reader import Layers
+from slurm_robust.doctor.code import ScriptCommand
 from slurm_robust.doctor.gather import DoctorRequest
 from slurm_robust.doctor.main import main, saved_s
-from slurm_robust.doctor.script import expands, read, run_of, unquoted
+from slurm_robust.doctor.script import RobustRun, expands, read, run_of, unquoted
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.job import CommandKind
 from slurm_robust.util.text import count, without_urls
 
 
@@ -98,7 +100,7 @@ def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
     add_run(parser.add_subparsers())
     try:
         args = parse(parser, ["run", *given])
-        _, options = checked(args)
+        kind, options = checked(args)
         file = args.config and Path(os.path.expanduser(args.config))
         if file and not os.path.exists(file):
             unseen.append(f"--config {file} of srobust run in the script: no such file")
@@ -112,8 +114,26 @@ def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
         return None, DoctorRequest(refused=refused, hears=found.hears, unseen=tuple(unseen))
     sure = ("spares",) in layers.places and not any("spares" in text.lower() for text in unseen)
     return layers, DoctorRequest(
-        configured=sure or not unseen, refused="", hears=found.hears, unseen=tuple(unseen)
+        configured=sure or not unseen,
+        refused="",
+        hears=found.hears,
+        command=_command(kind, tuple(args.command), found),
+        unseen=tuple(unseen),
     )
+
+
+def _command(kind: CommandKind, command: tuple[str, ...], found: RobustRun) -> ScriptCommand | None:
+    """Return what is run and where, as far as that tells the folder of the code; None if it is not known."""
+    told = command if kind is CommandKind.EXEC else command[:1]
+    if found.cd is None or any(map(expands, told)):
+        return None
+    cwd = ""
+    for word in found.cd:
+        folder = os.getcwd() if unquoted(word).strip("${}") == "SLURM_SUBMIT_DIR" else unquoted(word)
+        if expands(folder) or folder.startswith(("~", "-")):
+            return None
+        cwd = os.path.join(cwd, folder)
+    return ScriptCommand(kind=kind, command=command, cwd=cwd)
 
 
 def _given(words: list[str]) -> tuple[list[str], list[str]]:

@@ -83,6 +83,9 @@ class Facts(Record):
     shape: ScriptShape | None = None
     """What the batch script does around ``srobust run``, if that is what the doctor looks at."""
 
+    uncopied: str | None = None
+    """Why no copy of the code that the batch script runs can be taken, "" if one can."""
+
     slurm: dict[str, str] | None = None
     """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
 

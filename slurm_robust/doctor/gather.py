@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import socket
@@ -16,6 +17,7 @@ from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.doctor.code import ScriptCommand, uncopied
 from slurm_robust.doctor.facts import Facts, NodeFacts, Software, Unseen, Version
 from slurm_robust.doctor.shape import shape_of
 from slurm_robust.hooks.times import HookTimes, read_times
@@ -52,6 +54,9 @@ class DoctorRequest(Record):
     hears: bool | None = None
     """Whether signals of Slurm reach ``srobust run`` in the script."""
 
+    command: ScriptCommand | None = None
+    """What ``srobust run`` in the script runs, if more than the shell knows it."""
+
     unseen: tuple[str, ...] = ()
     """What is not known of the script."""
 
@@ -87,6 +92,9 @@ def gather(
         submitted = options.of_script(wanted.script, environ)
     elif job_id is None:
         unseen += ("the job: give a batch script or --jobid, or run it inside of the job",)
+    code = None
+    if wanted.command is not None and submitted is not None and config.code.releases:
+        code = uncopied(wanted.command, os.path.abspath(submitted.given.get("chdir", "")), config)
     node = None
     if ours and inside and environ.get("SLURMD_NODENAME"):
         node = node_of(host, environ["SLURMD_NODENAME"])
@@ -111,6 +119,7 @@ def gather(
         refused=wanted.refused,
         hears=wanted.hears,
         shape=None if wanted.script is None else shape_of(wanted.script),
+        uncopied=code,
         hook_times=hook_times(host),
         preemption=_terms(slurm, site, submitted),
         options=submitted,

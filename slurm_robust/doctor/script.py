@@ -48,6 +48,9 @@ class RobustRun(Record):
     variables: tuple[str, ...] = ()
     """``SROBUST_CONFIG_<KEY>=VALUE`` that the script exports before it."""
 
+    cd: tuple[str, ...] | None = ()
+    """The folders that the script changes to before it, one after the other; None if it may be others."""
+
     more: int = 0
     """How many others follow."""
 
@@ -91,9 +94,17 @@ def run_of(script: str) -> RobustRun | None:
     return RobustRun(
         words=commands[index].words[start:],
         variables=tuple(variables),
+        cd=_cd(commands[:index]),
         more=len(runs) - 1,
         hears=_hears(commands, index, start),
     )
+
+
+def _cd(commands: Sequence[Command]) -> tuple[str, ...] | None:
+    changes = [command for command in commands if {"cd", "pushd", "popd"} & set(command.words)]
+    if any(command.words[0] != "cd" or len(command.words) != 2 or command.depth for command in changes):
+        return None
+    return tuple(command.words[1] for command in changes)
 
 
 def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:

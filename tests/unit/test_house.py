@@ -45,7 +45,9 @@ MAY_IMPORT: dict[str, str] = {
     "diagnostics": (
         "util model config slurm terminal wire releases analysis nodes worker evidence trainings"
     ),
-    "doctor": "util model config kernel slurm terminal wire checkpoint nodes hooks policy trainings",
+    "doctor": (
+        "util model config kernel slurm terminal wire releases checkpoint nodes hooks policy trainings"
+    ),
     "notify": "util model config jobdir terminal wire evidence trainings",
     "updates": "util model config terminal wire releases evidence trainings notify diagnostics",
     "inventory": "util model slurm terminal wire checkpoint policy trainings",

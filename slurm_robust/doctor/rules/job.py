@@ -82,7 +82,23 @@ def _memory_default(facts: Facts) -> str:
     return "the job does not ask for memory (--mem)"
 
 
+def _code_in_place(facts: Facts) -> str:
+    if not facts.config.code.releases:
+        return "code.releases is false"
+    why = known(facts.uncopied, "the code")
+    return f"no copy of the code can be taken: {why}" if why else ""
+
+
 RULES = (
+    note(
+        name="job.code_in_place",
+        why="ranks read the code in its place: a restart runs what is there by then, even if it is half "
+        "edited, and srobust update cannot change it",
+        fix="move the code to a folder of its own, name its folders in code.paths, or exclude what is no "
+        "code with a .srobustignore; and leave code.releases on",
+        source="docs/updates.md, Releases",
+        judge=_code_in_place,
+    ),
     note(
         name="job.unknown_option",
         needs=("options",),

@@ -66,6 +66,7 @@ GOOD = Facts(
     refused="",
     hears=True,
     shape=ScriptShape(),
+    uncopied="",
     slurm=SLURM,
     hook_times=hook_times(prolog=0.4, epilog=1.5),
     clock_s=0.4,
@@ -151,6 +152,10 @@ def preempted(by: str = "preempt/qos", *, saved_s: float | None = None, **terms:
 
 BAD: dict[str, tuple[Change, ...]] = {
     "slurm.release": (slurm(SLURM_VERSION="21.08.5"),),
+    "job.code_in_place": (
+        fact(uncopied="the folder /home/me is too large for code: it has more than 20000 files"),
+        config("code", releases=False),
+    ),
     "slurm.kill_wait": (slurm(KillWait="15 sec"), config("timings", stop_grace_s=20.0, shutdown_s=30.0)),
     "ends.saving": (slurm(KillWait="15 sec"),),
     "ends.grace": (

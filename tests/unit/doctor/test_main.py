@@ -102,6 +102,37 @@ def doctor(
 
 
 @pytest.mark.parametrize(
+    ("command", "level", "why"),
+    [
+        ("srobust run code/t.py", "good", ""),
+        ("cd code && srobust run t.py --lr 1", "good", ""),
+        ('cd "$SLURM_SUBMIT_DIR"; cd code\nsrobust run -m t', "good", ""),
+        ("srobust run t.py", "note", "holds more than the code"),
+        ("cd code\nsrobust run big/t.py", "note", "it has more than 3 files, the most of it in "),
+        ("cd code\nsrobust run -- python big/t.py", "note", "it has more than 3 files"),
+        ("srobust run --set code.paths=[code/big/data] t.py", "good", ""),
+        ("srobust run --set code.releases=false t.py", "note", "code.releases is false"),
+        ("srobust run gone.py", "unknown", "not seen: the code"),
+        ("srobust run $HERE/t.py", "unknown", "not seen: the code"),
+        ("cd $HERE\nsrobust run t.py", "unknown", "not seen: the code"),
+        ("if cd code; then srobust run t.py; fi", "unknown", "not seen: the code"),
+        ("./start.sh", "unknown", "not seen: the code"),
+    ],
+)
+def test_whether_a_copy_of_the_code_can_be_taken(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, level: str, why: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "code/big/data").mkdir(parents=True)
+    for name in ("t.py", "code/t.py", "code/big/t.py", *(f"code/big/{number}.py" for number in range(5))):
+        (tmp_path / name).touch()
+    (tmp_path / "code/.srobustignore").write_text("/big\n")
+    found = doctor(command, "--set", "code.max_files=3")
+    assert found.levels["job.code_in_place"] == level
+    assert why in found.texts["job.code_in_place"]
+
+
+@pytest.mark.parametrize(
     ("command", "options", "spares"),
     [
         ("srobust run --spares 0 t.py", (), "note"),

@@ -161,6 +161,7 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "refused": TEXT,
     "hears": st.booleans(),
     "shape": st.builds(ScriptShape, protected=st.booleans(), hides=TEXT, code=st.integers(0, 255), gres=TEXT),
+    "uncopied": TEXT,
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "preemption": st.builds(Terms, name=TEXT, grace_s=st.integers(0, 2**31), mode=TEXT),
     "saved_s": st.floats(0, 1e9),

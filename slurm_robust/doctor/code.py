@@ -1,0 +1,45 @@
+"""Whether a copy of the code of a batch script's job can be taken, as ``srobust run`` takes it."""
+
+from __future__ import annotations
+
+import os
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.releases.roots import code_folders, without_nested
+from slurm_robust.releases.select import Budget, CannotTakeCode, CopyLimits, select
+
+LOOK_S = 5.0
+
+
+class ScriptCommand(Record):
+    """What ``srobust run`` in a batch script runs."""
+
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str = ""
+    """The folder that it is run in, relative to that of the job."""
+
+
+def uncopied(of: ScriptCommand, folder: str, config: JobConfig) -> str | None:
+    """Return why no copy can be taken, "" if one can; None if that does not show here, or not soon.
+
+    ``folder``: the working directory of the job.
+    """
+    cwd, code = os.path.join(folder, of.cwd), config.code
+    if of.kind is CommandKind.SCRIPT and not os.path.isfile(os.path.join(cwd, of.command[0])):
+        return None
+    limits = CopyLimits(
+        max_files=code.max_files, max_mb=code.max_mb, max_file_mb=code.max_file_mb, take_s=LOOK_S
+    )
+    budget = Budget(limits)
+    never = [os.path.realpath(os.path.join(cwd, place)) for place in config.checkpoint.places.values()]
+    try:
+        for root in without_nested(code_folders(of.kind, of.command, cwd, code.paths)):
+            select(root, budget, never)
+    except CannotTakeCode as error:
+        return None if budget.left_s() < 0 else str(error)
+    except OSError:
+        return None
+    return ""
