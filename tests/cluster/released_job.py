@@ -18,7 +18,10 @@ from tests.cluster.undisturbed import undisturbed
 CODE = SCRIPTS / "released"
 AS_IT_IS = "    return loss\n"
 GOOD_STEPS = 70  # more than show that a release is slow
-SETTINGS = f"--set updates.good_steps={GOOD_STEPS} --set detect.hang_floor_s=4 --set limits.per_hour=100"
+KEEP = "--set updates.keep=100"  # all are looked into at the end
+SETTINGS = (
+    f"{KEEP} --set updates.good_steps={GOOD_STEPS} --set detect.hang_floor_s=4 --set limits.per_hour=100"
+)
 _numbers = itertools.count()
 
 
