@@ -3,7 +3,7 @@
 A release is fine, fails its trial, or fails after it was applied. Meanwhile the controller is killed at an
 event of its journal, once or twice, messages are lost or late, a node dies, or the time of the run is over.
 
-The first point of each kind is tried; SROBUST_UPDATES=100 tries them all.
+The first point of each kind is tried, or as many of each as SROBUST_UPDATES says.
 """
 
 from __future__ import annotations
