@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from msgspec import structs
+
 from slurm_robust.config.job import JobConfig
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
@@ -30,9 +32,7 @@ def uncopied(of: ScriptCommand, folder: str, config: JobConfig) -> str | None:
     cwd, code = os.path.join(folder, of.cwd), config.code
     if of.kind is CommandKind.SCRIPT and not os.path.isfile(os.path.join(cwd, of.command[0])):
         return None
-    limits = CopyLimits(
-        max_files=code.max_files, max_mb=code.max_mb, max_file_mb=code.max_file_mb, take_s=LOOK_S
-    )
+    limits = structs.replace(CopyLimits.of(code), take_s=LOOK_S)
     budget = Budget(limits)
     never = [os.path.realpath(os.path.join(cwd, place)) for place in config.checkpoint.places.values()]
     try:

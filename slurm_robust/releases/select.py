@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from slurm_robust.config.job import CodeConfig
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
@@ -49,6 +50,13 @@ class CopyLimits(Record):
     max_mb: float = 256
     max_file_mb: float = 16
     take_s: float = 60.0
+
+    @classmethod
+    def of(cls, code: CodeConfig) -> CopyLimits:
+        """Return those of a job's configuration."""
+        return cls(
+            max_files=code.max_files, max_mb=code.max_mb, max_file_mb=code.max_file_mb, take_s=code.take_s
+        )
 
 
 class Chosen(NamedTuple):

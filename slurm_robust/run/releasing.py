@@ -105,9 +105,7 @@ def _taking(plan: RunPlan, directory: JobDirectory, folders: Sequence[str]) -> T
         packages=() if agents.is_contained else packages_in_place(agents.python),
         never=tuple(os.path.realpath(path) for path in never),
         workdir=code.workdir == "release",
-        limits=CopyLimits(
-            max_files=code.max_files, max_mb=code.max_mb, max_file_mb=code.max_file_mb, take_s=code.take_s
-        ),
+        limits=CopyLimits.of(code),
     )
 
 

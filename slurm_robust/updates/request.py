@@ -289,12 +289,7 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
         config_text=config_text,
         image=_image(job, wish, config),
         workdir=code.workdir == "release",
-        limits=CopyLimits(
-            max_files=code.max_files,
-            max_mb=code.max_mb,
-            max_file_mb=code.max_file_mb,
-            take_s=code.take_s,
-        ),
+        limits=CopyLimits.of(code),
     )
     release = take(job.store, taking)
     _check_compiles(job, release)

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, str] = {
     "telemetry": "util model",
     "terminal": "util model",
     "wire": "util model",
-    "releases": "util model",
+    "releases": "util model config",
     "sandbox": "util model kernel",
     "analysis": "util model config kernel terminal",
     "checkpoint": "util model jobdir",

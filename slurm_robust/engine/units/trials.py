@@ -233,8 +233,9 @@ class Trials:
 
     def _runs_in_rehearsals(self) -> bool:
         """Return whether the release that runs has passed a rehearsal of a standby."""
-        known = self._context.state.standbys.values()
-        return any(standby.stage is StandbyStage.REHEARSED for standby in known)
+        state = self._context.state
+        known = (state.standbys.get(node) for node in state.spares)
+        return any(standby is not None and standby.stage is StandbyStage.REHEARSED for standby in known)
 
     def _end_steps(self, trial: _Trial, update: ev.UpdateRequested, why: str, now: Now) -> None:
         untried = (*trial.untried, f"its first steps: {why}")
