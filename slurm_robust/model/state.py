@@ -353,11 +353,22 @@ def _(event: ev.Decided, state: JobState) -> JobState:
                 name: world.without_from(first.generation, action.step, first.pace)
                 for name, world in worlds.items()
             }
+            again = None
+            if state.releases.get(action.to) is ReleaseState.CANDIDATE:  # it goes on to be judged
+                again = Candidate(
+                    release=action.to,
+                    update=0,
+                    before="",
+                    generation=worlds.get(event.world, World()).next_generation,
+                    since=event.t,
+                    first_step=action.step + 1,
+                    applied=event.t,
+                )
             state = msgspec.structs.replace(
                 state,
                 release=action.to,
                 releases={**state.releases, action.release: ReleaseState.BAD},
-                candidate=None,
+                candidate=again,
             )
     return msgspec.structs.replace(state, worlds=worlds, spares=spares)
 

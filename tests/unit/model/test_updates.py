@@ -6,7 +6,8 @@ from msgspec import structs
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.release import Candidate, Requester, When
+from slurm_robust.model.incident import Restart, RollBack
+from slurm_robust.model.release import Candidate, ReleaseState, Requester, When
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.world import World
 
@@ -74,3 +75,15 @@ def test_the_way_back_of_an_update_leads_to_what_has_made_steps_before_there_is_
     again = applied(structs.replace(BEFORE, candidate=None), OLD).candidate  # after a way back
     assert again is not None
     assert again.before == BEFORE.release
+
+
+def test_a_release_to_which_the_way_back_led_before_it_was_good_is_judged_by_its_next_steps() -> None:
+    unjudged = structs.replace(BEFORE, releases={BEFORE.release: ReleaseState.CANDIDATE})
+    back = RollBack(release=NEW, to=BEFORE.release, step=50)
+    decided = ev.Decided(t=9.0, incident=1, actions=(back, Restart()), reason="it raises")
+    state = apply(decided, applied(structs.replace(unjudged, last_good=""), OLD))
+    assert state.candidate is not None
+    found = state.candidate
+    assert (found.release, found.before, found.first_step, found.since) == (BEFORE.release, "", 51, 9.0)
+    good = apply(ev.ReleaseJudged(t=10.0, release=BEFORE.release, good=True, reason="steps", step=151), state)
+    assert (good.releases[BEFORE.release], good.candidate) == (ReleaseState.GOOD, None)
