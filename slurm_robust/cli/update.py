@@ -64,8 +64,8 @@ def register(commands: Commands) -> None:
     )
 
 
-def add_when(parser: argparse.ArgumentParser, default: When) -> None:
-    """Add ``--now`` and ``--lazy``."""
+def add_when(parser: argparse.ArgumentParser, default: When) -> argparse._MutuallyExclusiveGroup:
+    """Add ``--now`` and ``--lazy``; returns their group, in which each option excludes the others."""
     when = parser.add_mutually_exclusive_group()
     texts = {
         When.NOW: "stop at the next step boundary, behind a snapshot, and start it on the same nodes",
@@ -76,6 +76,7 @@ def add_when(parser: argparse.ArgumentParser, default: When) -> None:
         when.add_argument(
             f"--{choice.value}", dest="when", action="store_const", const=choice, default=default, help=shown
         )
+    return when
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:

@@ -82,6 +82,8 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     if unknown:
         likely = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(_options_of(parser, argv)), 1)
         fix = f"did you mean {likely[0]}?" if likely else f"see srobust {argv[0]} --help"
+        if not unknown[0].startswith("-"):
+            fix = f"names stand before all options: {fix}"
         raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=fix)
     return args
 

@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import load_plan
 from slurm_robust.config.reader import read_file
 from slurm_robust.diagnostics.live import ANSWER_S, LiveJob, unanswered
+from slurm_robust.evidence.updates import result
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Release, ReleaseState, Requester, When
 from slurm_robust.model.state import JobState
+from slurm_robust.model.updates import UpdateRow, update_rows
 from slurm_robust.releases.compare import ReleaseDiff, summary
 from slurm_robust.releases.compiles import compiled
 from slurm_robust.releases.contents import stored
@@ -38,7 +41,7 @@ from slurm_robust.updates.follow import UpdateFollower, UpdatePhase, UpdateProgr
 from slurm_robust.updates.listing import good_before, history, release_named
 from slurm_robust.updates.views import difference
 from slurm_robust.updates.wish import CannotUpdate, UpdateWish, arguments, checked_message, environment
-from slurm_robust.util.text import count, one_line
+from slurm_robust.util.text import as_json, count, first_sentence, one_line
 from slurm_robust.util.text import message as indented
 from slurm_robust.util.trust import user_name
 from slurm_robust.wire.epochs import newest_epoch
@@ -164,7 +167,9 @@ def _order(job: OwnJob, wish: UpdateWish, release: Release, message: str) -> Upd
     waiting, changed = job.state.update, _difference(job, release)
     if changed.is_empty and wish.from_step < 0 and not wish.discard_optimizer:
         roots = ", ".join(root.path for root in release.roots)
-        withdraw = f", or withdraw update {waiting.update}: srobust rollback {job.job_id}" if waiting else ""
+        withdraw = (
+            f", or 'srobust rollback {job.job_id} --withdraw' for the update that waits" if waiting else ""
+        )
         raise CannotUpdate(
             f"nothing has changed: the code in {roots}, the arguments and the environment are those of "
             f"release {job.running.name}, which runs",
@@ -187,6 +192,8 @@ def _order(job: OwnJob, wish: UpdateWish, release: Release, message: str) -> Upd
         from_step=wish.from_step,
         discard_optimizer=wish.discard_optimizer,
         token=secrets.token_hex(8),
+        running=job.running.name,
+        updates=job.state.updates,
     )
 
 
@@ -212,32 +219,35 @@ def rollback(
     wanted: str | None,
     *,
     when: When,
+    withdraw: bool,
     from_step: int,
     message: str,
     wait: bool,
     json: bool,
     job_dir: str | None,
 ) -> int:
-    """Have a job run a release that it has run before, or withdraw the update that waits."""
+    """Have a job run a release that it has run before, or withdraw the update that waits.
+
+    ``withdraw``: only the latter. Raises ``SrobustError`` if nothing is asked for.
+    """
     job = OwnJob(name, job_dir)
     message = checked_message(message)
     ran, waiting = history(job.events), job.state.update
-    withdraws = wanted is None and waiting is not None
-    if wanted is not None:
-        target = release_named(wanted, job.state, ran)
-    elif withdraws:
-        target = job.running.name
-    else:
-        target = good_before(job.state, ran)
-        if not target:
-            raise CannotUpdate(
-                f"job {job.job_id} has no good release before {job.running.name}, which runs",
-                fix=f"name one: 'srobust releases {job.job_id}' lists them",
-            )
-    if target == job.running.name and waiting is None and from_step < 0:
+    if withdraw or (wanted is None and waiting is not None):
+        return _withdrawn(job, message, ran, from_step=from_step, json=json)
+    target = release_named(wanted, job.state, ran) if wanted is not None else good_before(job.state, ran)
+    if not target:
         raise CannotUpdate(
-            f"release {target} runs already, and no update waits",
-            fix=f"'srobust releases {job.job_id}' lists the others",
+            f"job {job.job_id} has no good release before {job.running.name}, which runs",
+            fix=f"name one: 'srobust releases {job.job_id}' lists them",
+        )
+    if target == job.running.name and from_step < 0:
+        waits = f"; update {waiting.update} waits" if waiting is not None else ", and no update waits"
+        raise CannotUpdate(
+            f"release {target} runs already{waits}",
+            fix=f"'srobust rollback {job.job_id} --withdraw' withdraws it"
+            if waiting is not None
+            else f"'srobust releases {job.job_id}' lists the others",
         )
     release = job.store.read(target)
     order = UpdateJob(
@@ -249,13 +259,51 @@ def rollback(
         rollback=True,
         from_step=from_step,
         token=secrets.token_hex(8),
+        running=job.running.name,
+        updates=job.state.updates,
     )
-    if withdraws and (back := good_before(job.state, ran)):
-        _say(
-            f"this withdraws the update that waits; 'srobust rollback {job.job_id} {back}' goes back to the "
-            "good release before the one that runs"
-        )
     return _ordered(job, order, wait=wait, json=json)
+
+
+def _withdrawn(job: OwnJob, message: str, ran: Sequence[str], *, from_step: int, json: bool) -> int:
+    """Withdraw the update that waits. Raises :class:`CannotUpdate` if none does, or it is applied now."""
+    running, waiting = job.running.name, job.state.update
+    if waiting is None:
+        last = next((row for row in reversed(update_rows(job.events))), None)
+        became = f": {_became(last)}" if last is not None else ""
+        raise CannotUpdate(
+            f"no update waits{became}",
+            fix=f"'srobust releases {job.job_id}' shows what runs; 'srobust rollback {job.job_id}' goes back",
+        )
+    if from_step >= 0:
+        raise CannotUpdate(
+            f"update {waiting.update} waits, and --from is of a release that is to run",
+            fix=f"name the release, e.g. 'running', or withdraw the update: "
+            f"'srobust rollback {job.job_id} --withdraw'",
+        )
+    order = UpdateJob(
+        release=running,
+        when=When.NOW,
+        by=requester(),
+        message=message,
+        token=secrets.token_hex(8),
+        withdraw=True,
+        running=running,
+        updates=job.state.updates,
+    )
+    number, text = _ask(job, order)
+    answer = _answer(job, order, number, text, UpdatePhase.WITHDRAWN)
+    back = good_before(job.state, ran)
+    hint = f"'srobust rollback {job.job_id} {back}' goes back to the good release before {running}"
+    show(answer, lambda said: "\n".join([one_line(said.text), *([hint] if back else [])]), json=json)
+    return ExitCode.SUCCESS
+
+
+def _became(row: UpdateRow) -> str:
+    if row.applied is None:
+        return f"update {row.number}: {first_sentence(result(row))}"
+    at = f" at step {row.step}" if row.step is not None and row.step >= 0 else ""
+    return f"update {row.number} was applied{at}"
 
 
 # -- the release -------------------------------------------------------------------------------------
@@ -380,35 +428,39 @@ def _image(job: OwnJob, wish: UpdateWish, config: JobConfig) -> str:
 
 def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
     """Ask for an update and follow it; returns the exit code."""
-    before = job.running.name
-    withdraws = order.release == before and order.from_step < 0 and not order.discard_optimizer
     number, text = _ask(job, order)
-    answer = UpdateAnswer(
+    answer = _answer(job, order, number, text, UpdatePhase.ASKED)
+    if not json:
+        for line in (one_line(text), *(f"  {one_line(change)}" for change in order.changes)):
+            print(line, flush=True)
+    if wait:
+        try:
+            known = _follow(job, number)
+        except KeyboardInterrupt:
+            _say(
+                f"update {number} stays in force: 'srobust releases {job.job_id}' shows it, "
+                f"'srobust rollback {job.job_id} --withdraw' withdraws it while it waits"
+            )
+            return ExitCode.INTERRUPTED
+        lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging))
+        show(_completed(answer, known), lambda _: lines, json=json)
+        return NOT_DONE if known.is_over else ExitCode.SUCCESS
+    if json:
+        print(as_json(answer))
+    return ExitCode.SUCCESS
+
+
+def _answer(job: OwnJob, order: UpdateJob, number: int, text: str, phase: UpdatePhase) -> UpdateAnswer:
+    return UpdateAnswer(
         job_id=job.job_id,
         update=number,
         release=order.release,
-        before=before,
-        phase=UpdatePhase.WITHDRAWN if withdraws else UpdatePhase.ASKED,
+        before=job.running.name,
+        phase=phase,
         when=order.when,
         text=text,
         changes=order.changes,
     )
-    if withdraws or not wait:
-        show(answer, lambda said: one_line(said.text), json=json)
-        return 0
-    _say(text)
-    try:
-        known = _follow(job, number)
-    except KeyboardInterrupt:
-        name = job.job_id
-        _say(
-            f"update {number} stays in force: 'srobust releases {name}' shows it, 'srobust rollback {name}' "
-            "withdraws it or goes back"
-        )
-        return ExitCode.INTERRUPTED
-    lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging))
-    show(_completed(answer, known), lambda _: lines, json=json)
-    return NOT_DONE if known.is_over else ExitCode.SUCCESS
 
 
 def _ask(job: OwnJob, order: UpdateJob) -> tuple[int, str]:

@@ -107,7 +107,7 @@ def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
                 _deadline(known)
             )
             yield from _untried(known)
-            yield f"'srobust releases {job}' shows it, 'srobust rollback {job}' withdraws it"
+            yield f"'srobust releases {job}' shows it, 'srobust rollback {job} --withdraw' withdraws it"
         case UpdatePhase.REFUSED:
             where = f" on {known.tried.node}" if known.tried is not None and known.tried.node else ""
             yield f"{update} was refused: release {release} failed its trial{where}: {one_line(known.reason)}"

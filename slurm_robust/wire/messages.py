@@ -393,6 +393,11 @@ class UpdateJob(Record, tag_field="kind", tag="update_job"):
     from_step: int = -1
     discard_optimizer: bool = False
     token: str = ""  # of this request: asked again with it, the controller gives the answer that it gave
+    withdraw: bool = False  # the update that waits is given up, so ``release``, which runs, goes on
+    running: str = ""  # what ran when its owner asked, if that is to run still: nothing is done if not
+    updates: int = (
+        -1
+    )  # of how many its owner knew: nothing is done if there are others; -1: whatever there is
 
 
 class UpdateReply(Record, tag_field="kind", tag="update_reply"):

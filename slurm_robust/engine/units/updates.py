@@ -86,7 +86,7 @@ class Updates:
             self._context.send(to_asker(wish.token), known)
         elif (refused := self._refusal(wish)) is not None:
             self._reply(wish, refused)
-        elif self._withdraws(wish):
+        elif wish.withdraw:
             self._withdraw(wish, now)
         else:
             self._asking.add(wish.token)
@@ -122,8 +122,16 @@ class Updates:
             fix = "ask again when it is over: srobust releases JOB shows it"
         elif not _NAME.fullmatch(wish.release):
             text, fix = "this is no name of a release", "srobust releases JOB lists them"
-        elif self._changes_nothing(wish) and state.update is None:
-            text = f"release {wish.release} runs already, and nothing waits"
+        elif wish.running not in ("", state.release):
+            text = f"release {wish.running} does not run any more: {state.release} does"
+            fix = "look at srobust releases JOB, and give the command again"
+        elif wish.updates not in (-1, state.updates):
+            text = f"update {state.updates} has been asked for meanwhile"
+            fix = "look at srobust releases JOB, and give the command again"
+        elif wish.withdraw and state.update is None:
+            text, fix = "no update waits", "srobust releases JOB shows what became of the last one"
+        elif not wish.withdraw and self._changes_nothing(wish):
+            text = f"release {wish.release} runs already"
             fix = "change the code, the arguments or the environment first"
         return UpdateReply(ok=False, text=text, fix=fix) if text else None
 
@@ -137,15 +145,10 @@ class Updates:
             wish.release == self._context.state.release and wish.from_step < 0 and not wish.discard_optimizer
         )
 
-    def _withdraws(self, wish: UpdateJob) -> bool:
-        return self._changes_nothing(wish) and self._context.state.update is not None
-
     def _withdraw(self, wish: UpdateJob, now: Now) -> None:
         update = self._context.state.update
         assert update is not None
-        text = (
-            f"update {update.update} to release {update.release} is withdrawn: release {wish.release} goes on"
-        )
+        text = f"update {update.update} to release {update.release} is withdrawn: {wish.release} goes on"
         reason = f"{wish.by.user} withdrew it"
         self._context.record(
             ev.UpdateEnded(t=now.wall, update=update.update, how=UpdateEnd.WITHDRAWN, reason=reason)

@@ -535,6 +535,9 @@ class Sim:
         deadline_s: float | None = None,
         rollback: bool = False,
         from_step: int = -1,
+        withdraw: bool = False,
+        running: str = "",
+        updates: int = -1,
     ) -> str:
         """Ask for a release, as the owner does; the token by which :meth:`reply` finds the answer.
 
@@ -549,6 +552,9 @@ class Sim:
             rollback=rollback,
             from_step=from_step,
             token=f"request {self._requests}",
+            withdraw=withdraw,
+            running=running,
+            updates=updates,
         )
         self.ask_update(wish)
         return wish.token

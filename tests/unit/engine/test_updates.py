@@ -108,7 +108,7 @@ def test_an_update_is_accepted_and_who_asks_again_gets_the_same_answer() -> None
 def test_what_cannot_be_updated_is_refused_with_the_reason_and_the_fix() -> None:
     sim = job()
     running = sim.reply(sim.update(FIRST))
-    assert (running.ok, running.text) == (False, f"release {FIRST} runs already, and nothing waits")
+    assert (running.ok, running.text) == (False, f"release {FIRST} runs already")
     unknown = sim.reply(sim.update("d" * 12))
     assert not unknown.ok
     assert "cannot be read" in unknown.text
@@ -152,14 +152,33 @@ def test_a_later_update_takes_the_place_of_one_that_waits_also_in_its_trial() ->
     assert applied(sim) == [(2, THIRD, False)]
 
 
-def test_its_owner_withdraws_an_update_by_asking_for_what_runs() -> None:
+def test_its_owner_withdraws_the_update_that_waits() -> None:
     sim = job()
     sim.reply(sim.update(SECOND, When.LAZY))
     is_tried(sim)
-    reply = sim.reply(sim.update(FIRST))
+    reply = sim.reply(sim.update(FIRST, withdraw=True, running=FIRST, updates=1))
     assert (reply.ok, reply.update) == (True, 1)
     assert ends(sim) == [(1, UpdateEnd.WITHDRAWN)]
     assert sim.state.update is None
+    again = sim.reply(sim.update(FIRST, withdraw=True))
+    assert (again.ok, again.text) == (False, "no update waits")
+
+
+def test_who_withdraws_an_update_that_has_just_been_applied_does_not_go_back() -> None:
+    sim = job()
+    sim.update(SECOND)
+    is_applied(sim)
+    reply = sim.reply(sim.update(FIRST, withdraw=True, running=FIRST, updates=1))
+    assert (reply.ok, reply.text) == (False, f"release {FIRST} does not run any more: {SECOND} does")
+    assert sim.state.release == SECOND
+
+
+def test_of_two_owners_who_ask_at_once_the_second_is_told_of_the_first() -> None:
+    sim = job()
+    assert sim.reply(sim.update(SECOND, When.LAZY, running=FIRST, updates=0)).ok
+    reply = sim.reply(sim.update(THIRD, When.LAZY, running=FIRST, updates=0))
+    assert (reply.ok, reply.text) == (False, "update 1 has been asked for meanwhile")
+    assert sim.reply(sim.update(THIRD, When.LAZY, running=FIRST, updates=1)).ok
 
 
 def test_while_an_update_is_applied_another_one_is_told_to_ask_again() -> None:

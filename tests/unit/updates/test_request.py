@@ -177,7 +177,10 @@ def test_arguments_and_variables_change_without_the_code(
         "environment set: SEED",
         "environment unset: TOKEN",
     )
-    assert capsys.readouterr().out == "update 1 is accepted\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "update 1 is accepted",
+        *(f"  {change}" for change in order.changes),
+    ]
 
 
 @pytest.mark.parametrize("words", [("--args=--fast",), ("--args", "--fast"), ("--", "--fast")])
@@ -214,10 +217,23 @@ def refused(job: Job, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[
     return code, capsys.readouterr().err
 
 
-def test_what_changes_nothing_is_not_asked_for(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refused(job, capsys)
+@pytest.mark.parametrize("words", [(), ("--now",), ("--now", "-m", "once more"), ("--deadline", "6h")])
+def test_what_changes_nothing_is_not_asked_for(
+    job: Job, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = refused(job, capsys, *words)
     assert code == ExitCode.USAGE
     assert f"nothing has changed: the code in {job.code}, the arguments" in said
+
+
+def test_an_update_that_waits_is_applied_now_by_asking_again(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits(job)
+    with job.controller():
+        assert job.run("update", "--now", "--no-wait") == ExitCode.SUCCESS
+    lazy, now = job.asked
+    assert (lazy.release, lazy.when, now.release, now.when) == (now.release, When.LAZY, now.release, When.NOW)
 
 
 def test_code_that_does_not_compile_is_shown_with_its_line(
@@ -379,7 +395,7 @@ def test_a_request_whose_answer_was_lost_is_found_in_the_journal(
 
     with job.controller(answers=loses):
         assert job.run("update", "--lazy") == ExitCode.SUCCESS
-    assert "update 1: the journal shows it" in capsys.readouterr().err
+    assert "update 1: the journal shows it" in capsys.readouterr().out
 
 
 def test_a_controller_that_stays_silent_is_told_with_what_was_changed(
@@ -404,7 +420,7 @@ def test_ctrl_c_leaves_the_update_in_force_and_says_so(
         assert job.run("update", "--now") == ExitCode.INTERRUPTED
     said = capsys.readouterr().err
     assert "update 1 stays in force" in said
-    assert "'srobust rollback 7' withdraws it" in said
+    assert "'srobust rollback 7 --withdraw' withdraws it while it waits" in said
 
 
 @pytest.fixture
@@ -487,15 +503,71 @@ def test_a_rollback_can_name_a_release_and_an_older_step(job: Job) -> None:
     assert (order.release, order.when, order.from_step) == (job.first.name, When.LAZY, 40)
 
 
-def test_an_update_that_waits_is_withdrawn_first(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def waits(job: Job) -> None:
+    """A lazy update has been tried."""
     edited(job)
     with job.controller(lambda story: story.tried(1)):
         assert job.run("update", "--lazy") == ExitCode.SUCCESS
-    reply = UpdateReply(ok=True, text="update 1 is withdrawn", update=1)
-    with job.controller(answers=lambda wish: reply):
-        assert job.run("rollback") == ExitCode.SUCCESS
-    assert job.asked[-1].release == job.first.name
+
+
+def withdrawn(_: UpdateJob) -> UpdateReply:
+    return UpdateReply(ok=True, text="update 1 is withdrawn", update=1)
+
+
+@pytest.mark.parametrize("words", [(), ("--withdraw",)])
+def test_an_update_that_waits_is_withdrawn_first(
+    job: Job, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits(job)
+    with job.controller(answers=withdrawn):
+        assert job.run("rollback", *words) == ExitCode.SUCCESS
+    order = job.asked[-1]
+    assert (order.withdraw, order.release, order.running, order.updates) == (
+        True,
+        job.first.name,
+        job.first.name,
+        1,
+    )
     assert capsys.readouterr().out.splitlines()[-1] == "update 1 is withdrawn"
+
+
+def test_who_withdraws_beside_a_good_release_is_told_how_to_go_back(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = updated(job)
+    job.story.judged(second.name, good=True)
+    (job.code / "model.py").write_text("size = 3\n")
+    with job.controller(lambda story: story.tried(2)):
+        assert job.run("update") == ExitCode.SUCCESS
+    with job.controller(answers=withdrawn):
+        assert job.run("rollback") == ExitCode.SUCCESS
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == (
+        f"'srobust rollback 7 {job.first.name}' goes back to the good release before {second.name}"
+    )
+
+
+def test_withdrawing_never_goes_back(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    updated(job)
+    assert job.run("rollback", "--withdraw") == ExitCode.USAGE
+    assert job.run("rollback", job.first.name, "--withdraw") == ExitCode.USAGE
+    assert job.run("rollback", "--withdraw", "--lazy") == ExitCode.USAGE
+    assert job.run("rollback", "--withdraw", job.first.name) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "no update waits: update 1 was applied at step 60" in said
+    assert "--withdraw leads to no release" in said
+    assert "names stand before all options: see srobust rollback --help" in said
+    assert not job.asked
+
+
+def test_a_step_to_go_back_to_is_not_taken_for_a_wish_to_withdraw(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits(job)
+    job.asked.clear()
+    assert job.run("rollback", "--from", "40") == ExitCode.USAGE
+    assert "update 1 waits, and --from is of a release that is to run" in capsys.readouterr().err
+    assert not job.asked
 
 
 def test_without_a_way_back_a_rollback_says_so(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

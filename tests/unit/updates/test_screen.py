@@ -86,7 +86,7 @@ def test_an_update_that_waits_says_how_to_withdraw_it_and_what_was_not_tried() -
     said = told(asked(When.LAZY).tried(1, untried=("its steps: no standby is ready",)))
     assert "waits for the next recovery, until 2025-12-01 10:53:20 at the latest" in said
     assert "not tried: its steps: no standby is ready" in said
-    assert "'srobust rollback 7' withdraws it" in said
+    assert "'srobust rollback 7 --withdraw' withdraws it" in said
 
 
 def test_a_rollback_names_the_incident_with_the_evidence() -> None:
