@@ -82,7 +82,8 @@ class ReleaseState(str, Enum):
     """What is known of a release."""
 
     TAKEN = "taken"  # it never ran
-    CANDIDATE = "candidate"  # it runs, and may still be rolled back
+    CANDIDATE = "candidate"  # it runs, and there is a way back before it is good
+    UNJUDGED = "unjudged"  # it runs or ran, and is neither; nothing is before it, or another took its place
     GOOD = "good"  # it has made its steps
     BAD = "bad"  # it was rolled back: it is never applied again by itself
     REFUSED = "refused"  # its trial failed; it never ran

@@ -354,7 +354,7 @@ def _(event: ev.Decided, state: JobState) -> JobState:
                 for name, world in worlds.items()
             }
             again = None
-            if state.releases.get(action.to) is ReleaseState.CANDIDATE:  # it goes on to be judged
+            if state.releases.get(action.to) is ReleaseState.UNJUDGED:  # it goes on to be judged
                 again = Candidate(
                     release=action.to,
                     update=0,
@@ -400,7 +400,7 @@ def _end_by(action: GiveUp | Requeue, t: float) -> ev.EndStarted:
 @apply.register
 def _(event: ev.ReleaseTaken, state: JobState) -> JobState:
     name, is_first = event.release.name, not state.releases
-    taken = ReleaseState.CANDIDATE if is_first else ReleaseState.TAKEN
+    taken = ReleaseState.UNJUDGED if is_first else ReleaseState.TAKEN
     states = state.releases if name in state.releases else {**state.releases, name: taken}
     state = msgspec.structs.replace(state, releases=states, taken={**state.taken, name: event})
     if not is_first:
@@ -456,8 +456,11 @@ def _(event: ev.UpdateApplied, state: JobState) -> JobState:
         update=None if waits else state.update,
         tried=None if waits else state.tried,
     )
-    if state.releases.get(event.release) is ReleaseState.GOOD:
-        return msgspec.structs.replace(state, candidate=None, last_good=event.release)
+    states = {**state.releases}
+    if states.get(event.before) is ReleaseState.CANDIDATE:
+        states[event.before] = ReleaseState.UNJUDGED
+    if states.get(event.release) is ReleaseState.GOOD:
+        return msgspec.structs.replace(state, candidate=None, last_good=event.release, releases=states)
     was_bad, before = state.releases.get(event.release) is ReleaseState.BAD, _proven(state, event.before)
     candidate = Candidate(
         release=event.release,
@@ -470,7 +473,8 @@ def _(event: ev.UpdateApplied, state: JobState) -> JobState:
         nodes=world.trained_on,
     )
     state = _in_world(state, event.world, pace=PaceHistory())  # what the new one does may take longer
-    states = {**state.releases, event.release: ReleaseState.CANDIDATE}
+    is_candidate = bool(candidate.before)
+    states[event.release] = ReleaseState.CANDIDATE if is_candidate else ReleaseState.UNJUDGED
     return msgspec.structs.replace(state, candidate=candidate, releases=states)
 
 

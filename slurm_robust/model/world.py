@@ -73,6 +73,8 @@ class World(Record, dict=True):
     """
     reports: bool = False
     """The script reports its steps."""
+    has_stepped: bool = False
+    """Some generation has made a step."""
     attempts: tuple[Attempt, ...] = ()
     places: tuple[StackLocation, ...] = ()
     """Places of the faults of earlier generations by their stacks."""
@@ -193,6 +195,7 @@ def _(event: ev.Continued, world: World) -> World:
         generation=event.generation,
         best_step=event.best_step,
         reports=event.reports,
+        has_stepped=event.best_step >= 0,
         sealed=event.sealed,
         unsealed=event.unsealed,
         good_steps=event.good_steps,
@@ -236,6 +239,7 @@ def _advance(world: World, step: int, reported: bool) -> World:
         best_step=max(world.best_step, step) if reported else world.best_step,
         reports=reported,
         steps_here=max(world.steps_here, step),
+        has_stepped=world.has_stepped or step >= 0,
         incident=incident,
     )
 

@@ -66,6 +66,8 @@ class UpdateProgress(Record):
     """The newest one that was opened since the request, 0 for none."""
     good: bool = False
     """Its release has been judged good."""
+    has_stepped: bool = False
+    """The job has ever made a step. If it has not, the release may never show one either."""
     reason: str = ""
     """Why it was refused or rolled back, or the job ended."""
 
@@ -167,6 +169,7 @@ def _(event: ev.UpdateApplied, known: UpdateProgress) -> UpdateProgress:
 
 @after.register
 def _(event: ev.FirstStep, known: UpdateProgress) -> UpdateProgress:
+    known = structs.replace(known, has_stepped=True)
     if known.phase is not UpdatePhase.STARTING:
         return known
     return structs.replace(known, phase=UpdatePhase.RUNNING, first=event)

@@ -53,6 +53,9 @@ SILENT_S = 60.0
 """A controller that does not answer is asked again for so long: the next one may be about to start."""
 
 POLL_S = 0.2
+STEPLESS_S = 60.0
+"""A release is not waited for longer if the job has never made a step that it could make, too."""
+
 SLURM_S = 30.0
 """Between two questions to Slurm whether the job still runs."""
 
@@ -130,11 +133,16 @@ class OwnJob:
         except SrobustError as error:
             _say(f"{name} is left out: {error}")
 
-    @property
     def judging(self) -> screen.Judging:
-        """When a new release is good."""
-        updates = self.configuration.updates
-        return screen.Judging(good_steps=updates.good_steps, good_s=updates.good_s, rollback=updates.rollback)
+        """Return when the release that runs now is good, and what comes back before."""
+        updates, state = self.configuration.updates, self.live.read()
+        candidate = state.candidate
+        return screen.Judging(
+            good_steps=updates.good_steps,
+            good_s=updates.good_s,
+            before=candidate.before if candidate is not None and updates.rollback else "",
+            good=state.releases.get(state.release) is ReleaseState.GOOD,
+        )
 
     def _no_releases(self) -> CannotUpdate:
         why = "the copy of its code could not be taken when it began; its log says why"
@@ -442,7 +450,7 @@ def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
                 f"'srobust rollback {job.job_id} --withdraw' withdraws it while it waits"
             )
             return ExitCode.INTERRUPTED
-        lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging))
+        lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging()))
         show(_completed(answer, known), lambda _: lines, json=json)
         return NOT_DONE if known.is_over else ExitCode.SUCCESS
     if json:
@@ -520,11 +528,13 @@ def needed(state: JobState) -> frozenset[str]:
 def _follow(job: OwnJob, number: int) -> UpdateProgress:
     """Follow an update until there is no more to wait for."""
     follower = UpdateFollower(job.directory, number)
-    asked = time.monotonic()
+    asked = starting = time.monotonic()
     with Screen(stderr=True).status(f"update {number}") as status:
         while True:
             known = follower.look()
-            if known.is_done:
+            if known.phase is not UpdatePhase.STARTING or known.has_stepped:
+                starting = time.monotonic()
+            if known.is_done or time.monotonic() - starting > STEPLESS_S:
                 return known
             status.update(screen.line(known))
             if time.monotonic() - asked > SLURM_S:

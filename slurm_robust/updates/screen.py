@@ -52,7 +52,10 @@ class Judging(Record):
 
     good_steps: int
     good_s: float
-    rollback: bool
+    before: str
+    """The release that comes back by itself if the new one fails before, "" for none."""
+    good: bool = False
+    """The new one was good before."""
 
 
 # -- an update ---------------------------------------------------------------------------------------
@@ -102,6 +105,10 @@ def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
             yield f"{update}: release {release} has made step {known.first.step}; {_cost(known)}"
             yield from _untried(known)
             yield _candidacy(known, job, judging)
+        case UpdatePhase.STARTING:
+            yield f"{update}: release {release} was started; the job has never made a step that counts"
+            yield from _untried(known)
+            yield f"'srobust status {job}' shows whether it runs, 'srobust rollback {job}' goes back"
         case UpdatePhase.WAITING:
             yield f"{update}: release {release} passed its trial and waits for the next recovery" + (
                 _deadline(known)
@@ -137,14 +144,15 @@ def _cost(known: UpdateProgress) -> str:
 
 
 def _candidacy(known: UpdateProgress, job: str, judging: Judging) -> str:
-    before = known.applied.before if known.applied is not None else ""
-    if known.good:
+    if known.good or judging.good:
         return "it is good"
     due = f"{count(judging.good_steps, 'step')} or {duration(judging.good_s)}"
     if known.requested is not None and known.requested.rollback:
         return f"'srobust releases {job}' shows what runs"
-    back = f"if it fails before, release {before} comes back by itself; " if judging.rollback else ""
-    return f"it is a candidate, good after {due}; {back}'srobust rollback {job}' goes back at once"
+    if not judging.before:
+        return f"it is good after {due}; if it fails before, no release comes back by itself"
+    back = f"if it fails before, release {judging.before} comes back by itself"
+    return f"it is a candidate, good after {due}; {back}; 'srobust rollback {job}' goes back at once"
 
 
 def _untried(known: UpdateProgress) -> Iterator[str]:
@@ -211,7 +219,8 @@ def _git(git: GitState | None) -> str:
 def _told(row: UpdateRow) -> str:
     what = "rollback" if row.rollback else "update"
     said = f' "{one_line(row.message)}"' if row.message else ""
-    applied = f", applied at step {row.step}" if row.applied is not None else ""
+    at = f" at step {row.step}" if row.step >= 0 else ""
+    applied = f", applied{at}" if row.applied is not None else ""
     became = first_sentence(result(row), most=MAX_RESULT)
     return f"{what} {row.number} by {one_line(row.by.user)}{said}{applied}: {became}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
@@ -27,6 +29,7 @@ from slurm_robust.engine.units.scheduler import CheckpointScheduler
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.release import UpdateEnd
+from slurm_robust.model.world import World
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import format_tiers
 from slurm_robust.util.hostlist import fold
@@ -86,9 +89,7 @@ class Launching:
         for line in point.passed_over:
             core.emit(Say(text=line))
         if plan is None and state.world.generation:
-            text = "starts again from step 0: no checkpoint can be reached"
-            if point.beginning is not None and point.beginning.reasons:
-                text += f" ({'; '.join(point.beginning.reasons)})"
+            text = _from_nothing(state.world, point.beginning.reasons if point.beginning is not None else ())
             core.note(f"generation {core.world.generation} {text}", "", now)
             core.emit(Say(text=f"generation {core.world.generation} {text}"))
         self._write_orders(core, first)
@@ -192,6 +193,16 @@ class Launching:
                 core.send(node, order)
 
 
+def _from_nothing(world: World, reasons: Sequence[str]) -> str:
+    """Say what it means that a later generation begins without a checkpoint."""
+    if world.reports or world.sealed or world.best_step >= 0 or reasons:
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        return f"starts again from step 0: no checkpoint can be reached{why}"
+    if world.has_stepped:
+        return "starts; the script resumes by itself, since it does not use Checkpointer"
+    return "starts; no step was reported so far, and a script without Checkpointer resumes by itself"
+
+
 class Running:
     """All ranks are alive."""
 
@@ -213,6 +224,8 @@ class Running:
         if seen is not None and self._scheduler is not None:
             self._scheduler.step(seen.records, seen.slowest, now)
             core.updates.judge(seen.slowest, now)
+        else:
+            core.updates.judge_stepless(now.mono - self._since, now)
         if (last := last_exits(core, now)).is_done:  # before an order to end, which came too late
             core.steps.write(now, force=True)
             end = ToEnding(code=0, reason=last.reason)

@@ -13,10 +13,16 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.release import ReleaseState, UpdateEnd, When
 from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase, Rehearse, TryRelease
 
 RESEND_S = 5.0
+
+STEPLESS_S = 60.0
+"""A job that has never made a step, though its ranks have run for so long, makes none that can be counted."""
+
+WAITS_S = 30.0
+"""A trial that waits longer for the first step of training says so."""
 
 _MAX_CHARS = 300
 
@@ -31,6 +37,7 @@ class _Steps:
     release: str
     beside: bool
     sent: float
+    limit_s: float
     checkpoint: CheckpointId | None = None
     """What the release has to fit."""
     discard_optimizer: bool = False
@@ -48,6 +55,9 @@ class _Trial:
     imported: bool = False
     """All nodes have answered, or are not waited for."""
     untried: list[str] = field(default_factory=list)
+    waits: float | None = None
+    """Since when it waits for the first step of training."""
+    is_waiting_said: bool = False
     steps: _Steps | None = None
     failed: Rehearsal | None = None
     """The rehearsal of the new release; whether it says anything, one of the release that runs shows."""
@@ -60,6 +70,9 @@ class Trials:
     def __init__(self, context: Context, checkpoints: Checkpoints) -> None:
         self._context, self._checkpoints = context, checkpoints
         self._trial: _Trial | None = None
+        self._ranks = context.world.generation, context.started  # since when they are seen to run
+        self.doing = ""
+        """What the trial is at, for people; "" without one."""
 
     def uses(self, node: str) -> bool:
         """Return whether the trial runs its steps on this standby."""
@@ -69,7 +82,10 @@ class Trials:
     def step(self, now: Now) -> None:
         """Go on with the trial of what waits. Called at each turn."""
         context, state = self._context, self._context.state
-        update = state.update
+        update, generation = state.update, context.world.generation
+        if self._ranks[0] != generation or not context.world.running:
+            self._ranks = generation, now.mono
+        self.doing = ""
         if update is not None and state.tried is not None and not state.tried.ok:
             self._end_refused(update, state.tried.text, now)  # an earlier controller could not
         elif update is None or state.tried is not None or context.leaving or context.ending:
@@ -86,6 +102,7 @@ class Trials:
         world = context.world
         if not world.running or world.stopping is not None or world.incident is not None:
             self._trial = None  # begun anew after the recovery
+            self.doing = "waits until training goes on"
             return
         if self._trial is None or self._trial.update != update.update:
             self._trial = _Trial(update.update, now.mono, context.number_question())
@@ -109,14 +126,16 @@ class Trials:
 
     def _follow_imports(self, trial: _Trial, update: ev.UpdateRequested, left_s: float, now: Now) -> None:
         """Have each node unpack the release and import what it needs."""
-        context, waits, silent = self._context, False, []
-        for node in (*context.world.slots, *context.state.spares):
+        context, waits, silent, done = self._context, False, [], 0
+        nodes = (*context.world.slots, *context.state.spares)
+        for node in nodes:
             heartbeat = context.fleet.heartbeat(node)
             tried = heartbeat.tried if heartbeat is not None else None
             if tried is not None and tried.number == trial.number:
                 if not tried.ok:
                     self._refuse(update, node, tried.text, tried.traceback, trial, now)
                     return
+                done += 1
             elif left_s <= 0 or node in context.state.aside or self._is_silent(node, now):
                 silent.append(node)
             elif heartbeat is None:
@@ -134,6 +153,7 @@ class Trials:
                         limit_s=left_s,
                     )
                     context.send(node, order)
+        self.doing = f"imports: done on {done} of {count(len(nodes), 'node')}"
         if not waits:
             trial.imported = True
             trial.untried += [f"its imports on {fold(silent)}: no answer"] if silent else []
@@ -141,6 +161,9 @@ class Trials:
     def _follow_steps(self, trial: _Trial, update: ev.UpdateRequested, left_s: float, now: Now) -> None:
         """Have one node make the first steps, as one rank of a pretended world."""
         context, steps = self._context, trial.steps
+        if steps is not None:
+            whose = "" if trial.failed is None else " of the release that runs, to compare"
+            self.doing = f"first steps{whose} on {steps.node}"
         heartbeat = context.fleet.heartbeat(steps.node) if steps is not None else None
         if left_s <= 0:
             self._end_steps(trial, update, "the trial had no time left (updates.trial_s)", now)
@@ -155,7 +178,7 @@ class Trials:
             trial.steps = None
         elif now.mono - steps.sent >= RESEND_S:
             steps.sent = now.mono
-            self._send_steps(steps, left_s)
+            self._send_steps(steps)
 
     def _begin_steps(self, trial: _Trial, update: ev.UpdateRequested, left_s: float, now: Now) -> None:
         context, state = self._context, self._context.state
@@ -174,16 +197,45 @@ class Trials:
         if beside:
             slots = [slot for slot in state.world.slots if not self._is_silent(slot, now)]
             node = state.own_node if state.own_node in slots else next(iter(slots), "")
+        if not context.trains:
+            self._await_training(trial, update, now)
+            return
+        trial.waits = None
         heartbeat = context.fleet.heartbeat(node)
-        if heartbeat is None or not context.trains:
-            return  # a standby is busy, or training has yet to begin: bounded by the time of the trial
+        if heartbeat is None:
+            self.doing = f"waits until {fold(standbys)} can make its first steps"
+            return  # bounded by the time of the trial
         last = heartbeat.rehearsal.number if heartbeat.rehearsal is not None else 0
         number = max(context.number_question(), last + 1)
-        trial.steps = steps = _Steps(node, heartbeat.agent, number, release, beside, now.mono)
+        trial.steps = steps = _Steps(
+            node=node,
+            agent=heartbeat.agent,
+            number=number,
+            release=release,
+            beside=beside,
+            sent=now.mono,
+            limit_s=min(left_s, context.config.standby.rehearse_s),
+        )
         if trial.failed is None:
             steps.checkpoint = self._checkpoints.to_fit(update.from_step)
             steps.discard_optimizer = update.discard_optimizer
-        self._send_steps(steps, left_s)
+        self._send_steps(steps)
+
+    def _await_training(self, trial: _Trial, update: ev.UpdateRequested, now: Now) -> None:
+        """Wait for the first step of training, unless no generation of the job has ever made one.
+
+        Rehearsals end after steps, so without steps that can be counted none would end.
+        """
+        world = self._context.world
+        self.doing = "waits for the first step of training"
+        if not world.has_stepped and now.mono - self._ranks[1] > STEPLESS_S:
+            self._end_steps(trial, update, "the script makes no steps that can be counted", now)
+            return
+        trial.waits = now.mono if trial.waits is None else trial.waits
+        if now.mono - trial.waits > WAITS_S and not trial.is_waiting_said:
+            trial.is_waiting_said = True
+            text = f"the trial of update {update.update} waits for the first step"
+            self._context.emit(Say(text=f"{text} of generation {world.generation}"))
 
     def _is_free(self, node: str, heartbeat: Heartbeat) -> bool:
         known, rehearsal = self._context.state.standbys.get(node), heartbeat.rehearsal
@@ -192,7 +244,7 @@ class Trials:
         is_idle = heartbeat.ready and heartbeat.phase in (Phase.IDLE, Phase.ENDED)
         return is_idle and not is_tested and not rehearses and self._context.knows(node, Rehearse)
 
-    def _send_steps(self, steps: _Steps, left_s: float) -> None:
+    def _send_steps(self, steps: _Steps) -> None:
         state, config = self._context.state, self._context.config.standby
         self._context.send(
             steps.node,
@@ -201,7 +253,7 @@ class Trials:
                 number=steps.number,
                 slots=len(state.world.slots),
                 steps=config.rehearse_steps,
-                limit_s=min(left_s, config.rehearse_s),
+                limit_s=steps.limit_s,
                 writes=config.rehearse_writes,
                 release=steps.release,
                 beside=steps.beside,
@@ -215,6 +267,8 @@ class Trials:
     ) -> None:
         """Take in how a rehearsal went. A failure counts only if the release that runs can be rehearsed."""
         has_passed, is_known = seen.state is RehearsalState.PASSED, self._runs_in_rehearsals()
+        # Without steps that can be counted no rehearsal ends before its time, and that is no failure.
+        was_late = seen.took_s >= round(steps.limit_s, 1)
         if trial.failed is not None:
             if has_passed:
                 self._refuse_steps(trial, update, now)
@@ -223,7 +277,7 @@ class Trials:
                 self._end_steps(trial, update, why, now)
         elif has_passed:
             self._pass(update, now.mono - trial.began, tuple(trial.untried), now)
-        elif seen.state is RehearsalState.FAILED:
+        elif seen.state is RehearsalState.FAILED and not was_late:
             trial.failed, trial.failed_on, trial.steps = seen, steps.node, None
             if is_known:
                 self._refuse_steps(trial, update, now)

@@ -258,6 +258,17 @@ class Updates:
             if candidate.update:
                 context.emit(Say(text=f"release {candidate.release} is good: {reason}"))
 
+    def judge_stepless(self, ran_s: float, now: Now) -> None:
+        """Find the candidate good that has run for ``ran_s``, in a job that has never made a step."""
+        context, candidate = self._context, self._context.state.candidate
+        if candidate is None or context.world.has_stepped or context.world.incident is not None:
+            return
+        if ran_s >= context.config.updates.good_s:
+            reason = f"it has run for {span(ran_s)}; its steps cannot be counted"
+            context.record(ev.ReleaseJudged(t=now.wall, release=candidate.release, good=True, reason=reason))
+            if candidate.update:
+                context.emit(Say(text=f"release {candidate.release} is good: {reason}"))
+
     def slow(self) -> Fault | None:
         """Return the fault of a candidate that is slower than the release before, on the same nodes."""
         context, measured = self._context, self._measured

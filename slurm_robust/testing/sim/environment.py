@@ -102,6 +102,8 @@ class SimulatedRelease(Record):
     """How many times as long as others its steps take."""
     fits: bool = True
     """Its model fits checkpoints of other releases."""
+    stepless: bool = False
+    """It makes no steps that can be counted; rehearsals of it do not end before their time."""
     image: str = ""
     """The container image that it brings."""
     has_config: bool = False

@@ -478,7 +478,11 @@ class SimAgent:
 
     def _heartbeat(self, now: float) -> msg.Heartbeat | msg.Pulse:
         reported = self.node.training.reports
-        progress = tuple(rank.progress(self._env.now, reported=reported) for rank in self.ranks.values())
+        progress = tuple(
+            rank.progress(self._env.now, reported=reported)
+            for rank in self.ranks.values()
+            if not self._env.releases.get(rank.launch.release, _UNCHANGED).stepless
+        )
         killed = [
             r.killed for r in self.ranks.values() if r.killed is not None and r.pid in self.node.workers
         ]
@@ -729,15 +733,18 @@ class SimAgent:
 
     def _rehearse(self, order: msg.Rehearse) -> None:
         number, begun = order.number, self._env.now
+        release = self._env.releases.get(order.release, _UNCHANGED)
 
         def over() -> None:
             took_s = self._env.now - begun
-            why = self.node.rehearsal or self._env.releases.get(order.release, _UNCHANGED).rehearsal
-            state = RehearsalState.FAILED if why else RehearsalState.PASSED
+            why = self.node.rehearsal or release.rehearsal
+            why = why or ("it was not done in time" if release.stepless else "")
+            short = RehearsalState.IMPOSSIBLE if order.beside and release.stepless else RehearsalState.FAILED
+            state = short if why else RehearsalState.PASSED
             rehearsal = Rehearsal(number=number, state=state, reason=why, took_s=took_s)
             self.take(do.RehearsalOver(rehearsal=rehearsal, pid=0))
 
-        self._after(REHEARSAL_S, over)
+        self._after((order.limit_s, order.limit_s + 0.5) if release.stepless else REHEARSAL_S, over)
 
     def _load(self, order: msg.Load) -> None:
         self._after(self._env.pace.zygote_s, lambda: self.take(LoadOver(number=order.number)))

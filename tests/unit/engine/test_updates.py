@@ -641,3 +641,104 @@ def test_a_new_update_that_waits_rides_on_the_rollback() -> None:
     assert len(rolled_back(sim)) == 1
     assert sim.events(ev.UpdateApplied)[1].before == FIRST
     assert sim.run_to_end() == 0
+
+
+# -- scripts whose steps cannot be counted ---------------------------------------------------------------
+
+
+def stepless(*, config: JobConfig = QUICK, spares: int = 0) -> Sim:
+    """A job whose ranks run for two minutes, and show no step; no release of it does."""
+    sim = Sim(2, spares, seed=1, steps=4000, others=1, pace=PACE, config=config, release=FIRST)
+    for name in (FIRST, SECOND, THIRD):
+        sim.has_release(name, SimulatedRelease(stepless=True))
+    sim.run_until(lambda: sim.stage == "Running", within_s=120.0)
+    sim.run(120.0)
+    return sim
+
+
+def test_a_job_that_shows_no_steps_is_updated_at_once_with_its_first_steps_untried() -> None:
+    sim = stepless()
+    sim.update(SECOND)
+    found = is_tried(sim)
+    assert (found.ok, found.untried) == (
+        True,
+        ("its first steps: the script makes no steps that can be counted",),
+    )
+    assert found.took_s < 40.0
+    sim.run_until(lambda: launched(sim).release == SECOND, within_s=60.0)
+    assert (sent(sim, Rehearse), opened(sim)) == ([], [])
+
+
+def test_a_job_that_has_just_begun_is_waited_for_before_its_steps_are_called_uncounted() -> None:
+    sim = Sim(2, seed=1, steps=4000, others=1, pace=PACE, config=QUICK, release=FIRST)
+    sim.has_release(FIRST, SimulatedRelease(stepless=True))
+    sim.has_release(SECOND)
+    sim.run_until(lambda: sim.stage == "Running", within_s=120.0)
+    sim.update(SECOND)
+    found = is_tried(sim)
+    assert (found.ok, 30.0 < found.took_s < 65.0) == (True, True)
+    assert "no steps that can be counted" in found.untried[0]
+
+
+def test_a_lazy_update_of_a_job_that_shows_no_steps_rides_on_the_next_recovery() -> None:
+    sim = stepless(spares=1)
+    sim.update(SECOND, When.LAZY)
+    assert is_tried(sim).ok
+    sim.kill_rank(0)
+    sim.run_until(lambda: launched(sim).release == SECOND, within_s=120.0)
+    assert applied(sim) == [(1, SECOND, True)]
+
+
+def test_a_job_that_has_made_steps_waits_for_the_next_one_and_says_so_once() -> None:
+    sim = job(others=0)
+    sim.warn()
+    sim.run_until(lambda: sim.runs == 2 and sim.state.world.running, within_s=300.0)
+    sim.training.step_s = 45.0
+    sim.update(SECOND)
+    found = is_tried(sim, within_s=300.0)
+    assert (found.ok, found.untried, found.took_s > 40.0) == (True, (), True)
+    assert [line for line in sim.said if "waits for the first step" in line] == [
+        f"the trial of update 1 waits for the first step of generation {launched(sim).generation}"
+    ]
+
+
+def test_a_release_whose_steps_cannot_be_counted_any_more_is_not_refused_for_that() -> None:
+    short = StandbyConfig(test_s=0, rehearse_s=60)
+    sim = job(spares=1, to=60, config=structs.replace(QUICK, standby=short))
+    sim.has_release(SECOND, SimulatedRelease(stepless=True))
+    sim.update(SECOND)
+    found = is_tried(sim, within_s=600.0)
+    assert found.ok
+    assert found.untried == ("its first steps: it was not done in time",)
+
+
+def test_a_release_that_has_run_for_long_is_good_if_no_step_can_ever_be_counted() -> None:
+    sim = stepless(config=JobConfig(updates=UpdateConfig(good_s=200.0)))
+    assert sim.state.releases == {FIRST: ReleaseState.UNJUDGED}
+    sim.run_until(lambda: sim.state.last_good == FIRST, within_s=100.0)
+    (judged,) = sim.events(ev.ReleaseJudged)
+    assert judged.reason == "it has run for 200 s; its steps cannot be counted"
+
+
+def test_later_generations_of_a_script_without_our_api_are_not_said_to_begin_at_step_0() -> None:
+    sim = Sim(2, 1, seed=1, steps=4000, others=1, pace=PACE, config=NO_TRIAL, release=FIRST)
+    sim.training.reports = False
+    sim.run_until(lambda: sim.step >= 5, within_s=300.0)
+    sim.kill_rank(0)
+    sim.run_until(lambda: launched(sim).generation == 2, within_s=120.0)
+    text = "generation 2 starts; the script resumes by itself, since it does not use Checkpointer"
+    assert text in sim.said
+
+
+def test_a_candidate_that_another_one_replaces_stays_unjudged() -> None:
+    sim = job(config=NO_TRIAL)
+    sim.update(SECOND)
+    is_applied(sim)
+    assert sim.state.releases[SECOND] is ReleaseState.CANDIDATE
+    sim.update(THIRD)
+    is_applied(sim, 2)
+    assert sim.state.releases == {
+        FIRST: ReleaseState.GOOD,
+        SECOND: ReleaseState.UNJUDGED,
+        THIRD: ReleaseState.CANDIDATE,
+    }

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.model.release import When
 from slurm_robust.terminal.console import show
@@ -14,7 +15,7 @@ from slurm_robust.updates.follow import progress_of
 from slurm_robust.updates.listing import listing
 from tests.unit.updates.stories import NEW, OLD, Story, trained, updated
 
-JUDGING = screen.Judging(good_steps=100, good_s=1800, rollback=True)
+JUDGING = screen.Judging(good_steps=100, good_s=1800, before=OLD)
 DEADLINE = 1_764_586_400.0
 
 
@@ -63,6 +64,22 @@ def test_an_update_that_runs_says_what_it_cost_and_how_to_go_back() -> None:
         f"update 1: release {NEW} has made step 61; 3.0 s without training, 0 steps repeated\n"
         f"it is a candidate, good after 100 steps or 30 min; if it fails before, release {OLD} comes back by "
         "itself; 'srobust rollback 7' goes back at once"
+    )
+
+
+def test_an_update_of_a_job_without_steps_says_that_it_was_started() -> None:
+    started = Story().taken(OLD).taken(NEW).asked(1, NEW).tried(1).stops(1).applied(1, NEW, OLD, -1, -1)
+    known = progress_of(started.events, 1)
+    assert not known.has_stepped
+    assert told(started).startswith(f"update 1: release {NEW} was started; the job has never made a step")
+
+
+def test_a_release_without_a_way_back_is_called_no_candidate() -> None:
+    none = structs.replace(JUDGING, before="")
+    said = list(screen.outcome(progress_of(updated().events, 1), "7", none))
+    assert (
+        said[-1]
+        == "it is good after 100 steps or 30 min; if it fails before, no release comes back by itself"
     )
 
 
