@@ -27,6 +27,9 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
+# How wide output is must not depend on the terminal from which tests are started.
+os.environ.pop("COLUMNS", None)
+
 # Nearly all that is imported and collected stays: to look for garbage in it takes a third of the time.
 gc.disable()
 

@@ -107,6 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 128 + signal.SIGPIPE  # as a shell reports it; never 0, since the answer was lost
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and _is_lost():
+            print("srobust: error: the folder in which you are has been removed", file=sys.stderr)
+            print("  fix: cd to another one, and give the command again", file=sys.stderr)
+            return ExitCode.NO_INPUT
         if error.errno not in _FULL:
             return _internal(error)
         _drop_output()
@@ -120,6 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _drop_output() -> None:
     """Drop what standard output has not taken; the interpreter must not try again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_lost() -> bool:
+    """Return whether this process has no working directory any more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _internal(error: Exception) -> int:

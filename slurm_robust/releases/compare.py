@@ -127,10 +127,20 @@ def _patch(old: ReleaseContents, new: ReleaseContents, paths: list[str]) -> Iter
             yield f"{shown} is no text, or is too large to show"
             continue
         if before == after:
-            yield f"{shown}: its mode differs, or it has become another kind of file"
+            yield f"{shown}: {_unseen(old, new, path)}"
         names = f"a/{shown}" if before else "/dev/null", f"b/{shown}" if after else "/dev/null"
         for line in difflib.unified_diff(before, after, *names, lineterm=""):
             yield visible(line)
+
+
+def _unseen(old: ReleaseContents, new: ReleaseContents, path: str) -> str:
+    """Return what differs of a file whose lines do not."""
+    before, after = old.files.get(path), new.files.get(path)
+    if before is None or after is None or (path in old.links) != (path in new.links):
+        return "it is empty, or has become another kind of file"
+    if before.digest != after.digest:
+        return "only the ends of its lines differ"
+    return "it may be executed now" if after.x else "it may not be executed any more"
 
 
 def _lines(contents: ReleaseContents, path: str) -> list[str] | None:

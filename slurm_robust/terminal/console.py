@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +42,10 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.util.text import as_json, one_line
 
 WIDTH = 160
-"""Columns if there is no terminal: rich would fold everything into 80."""
+"""Columns if there is no terminal and COLUMNS is not set: rich would fold everything into 80."""
+
+MIN_WIDTH = 40
+"""A smaller COLUMNS counts as this: no table fits into less."""
 
 STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
 """The color of an outcome in every table."""
@@ -63,7 +67,7 @@ class Screen(Console):
             emoji=False,
             highlight=False,
             stderr=stderr,
-            width=None if stream.isatty() else WIDTH,
+            width=None if stream.isatty() else _columns(),
         )
         if not self.is_terminal:
             self.push_render_hook(_Unpadded())
@@ -75,6 +79,13 @@ class Screen(Console):
                 yield segment
             else:
                 yield Segment("".join(map(_shown, segment.text)), segment.style)
+
+
+def _columns() -> int:
+    """Return how wide an output is that is no terminal: as wide as its reader says."""
+    given = os.environ.get("COLUMNS", "")
+    is_number = given.isascii() and given.isdecimal() and len(given) < 6
+    return max(int(given), MIN_WIDTH) if is_number and int(given) else WIDTH
 
 
 class _Unpadded(RenderHook):
@@ -114,7 +125,8 @@ def show(value: T, render: Callable[[T], RenderableType], *, json: bool) -> None
     if isinstance(shown, str):
         print(shown)
     else:
-        Screen().print(shown)
+        screen = Screen()
+        screen.print(shown, crop=screen.is_terminal)  # a line that was not folded for a program is whole
 
 
 # -- pieces of a screen ----------------------------------------------------------------------------

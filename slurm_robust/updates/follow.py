@@ -169,6 +169,8 @@ def _(event: ev.UpdateApplied, known: UpdateProgress) -> UpdateProgress:
 
 @after.register
 def _(event: ev.FirstStep, known: UpdateProgress) -> UpdateProgress:
+    if event.world != ev.TRAIN:
+        return known
     known = structs.replace(known, has_stepped=True)
     if known.phase is not UpdatePhase.STARTING:
         return known

@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -161,13 +161,15 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
     """Take a release and have a job run it. Raises ``SrobustError`` if it is not asked for."""
     job = OwnJob(name, job_dir)
     message = checked_message(wish.message)
+    asked: set[str] = set()
     try:
         with Bar("taking the code", quiet=wish.json):
             release = _taken(job, wish)
         order = _order(job, wish, release, message)
+        asked.add(order.release)
         return _ordered(job, order, wait=wish.wait, json=wish.json)
     finally:
-        _prune(job)
+        _prune(job, asked)
 
 
 def _order(job: OwnJob, wish: UpdateWish, release: Release, message: str) -> UpdateJob:
@@ -436,7 +438,11 @@ def _image(job: OwnJob, wish: UpdateWish, config: JobConfig) -> str:
 
 def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
     """Ask for an update and follow it; returns the exit code."""
-    number, text = _ask(job, order)
+    try:
+        number, text = _ask(job, order)
+    except KeyboardInterrupt:
+        _say(f"whether it was accepted is not known: 'srobust releases {job.job_id}' shows the update if so")
+        return ExitCode.INTERRUPTED
     answer = _answer(job, order, number, text, UpdatePhase.ASKED)
     if not json:
         for line in (one_line(text), *(f"  {one_line(change)}" for change in order.changes)):
@@ -507,10 +513,14 @@ def _may_answer(job: OwnJob) -> bool:
     return view.job.is_running if view.job is not None else not view.is_over
 
 
-def _prune(job: OwnJob) -> None:
-    """Remove old releases, also such that were taken and not asked for; that it fails harms nothing."""
+def _prune(job: OwnJob, asked: Collection[str]) -> None:
+    """Remove old releases, also such that were taken and not asked for; that it fails harms nothing.
+
+    ``asked``: what was asked for. The journal may not show it yet, and it need not be the newest: the same
+    code may have been taken long ago.
+    """
     with suppress(OSError, SrobustError):
-        job.store.prune(job.configuration.updates.keep, needed(job.live.read()))
+        job.store.prune(job.configuration.updates.keep, needed(job.live.read()).union(asked))
 
 
 def needed(state: JobState) -> frozenset[str]:
@@ -531,7 +541,9 @@ def _follow(job: OwnJob, number: int) -> UpdateProgress:
     asked = starting = time.monotonic()
     with Screen(stderr=True).status(f"update {number}") as status:
         while True:
-            known = follower.look()
+            with suppress(OSError):  # storage may answer next time
+                follower.look()
+            known = follower.progress
             if known.phase is not UpdatePhase.STARTING or known.has_stepped:
                 starting = time.monotonic()
             if known.is_done or time.monotonic() - starting > STEPLESS_S:

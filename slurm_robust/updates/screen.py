@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 
 from slurm_robust.evidence.updates import result, title
@@ -14,7 +15,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.release import GitState, ReleaseState, When
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.releases.compare import ReleaseDiff
-from slurm_robust.terminal.console import facts_table, indented, section, told_table
+from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, indented, section, told_table
 from slurm_robust.updates.follow import UpdatePhase, UpdateProgress
 from slurm_robust.updates.listing import ReleaseListing, ReleaseRow, StepSpan
 from slurm_robust.util.text import (
@@ -96,9 +97,8 @@ def _origin(known: UpdateProgress) -> str:
 
 def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
     """Yield what became of an update, in lines; ``job``: as the commands take it."""
-    asked = known.requested
-    assert asked is not None
-    update, release = f"update {known.update}", asked.release
+    asked = known.requested  # None if the journal never showed it
+    update, release = f"update {known.update}", asked.release if asked is not None else "?"
     match known.phase:
         case UpdatePhase.RUNNING:
             assert known.first is not None
@@ -166,22 +166,24 @@ def _untried(known: UpdateProgress) -> Iterator[str]:
 def releases(found: ReleaseListing) -> RenderableType:
     """Return the whole screen of ``srobust releases``."""
     title = Text(f"{count(len(found.releases), 'release')} of job {found.job_id}", style="bold")
-    columns = ("release", "state", "taken", "by", "steps", "git", "updates")
-    rows = [
-        (
-            Text(f"{'> ' if row.running else '  '}{row.name}", style="bold" if row.running else ""),
-            Text(row.state.value, style=STYLES.get(row.state, "")),
-            date_and_time(row.taken),
-            one_line(row.user) or "job",
-            ", ".join(map(_span, row.ran)) or "-",
-            _git(row.git),
-            _all_told(row.updates) or "the first release of the job",
-        )
-        for row in found.releases
-    ]
+    wide, narrow = [], []
+    for row in found.releases:
+        name = Text(f"{'> ' if row.running else '  '}{row.name}", style="bold" if row.running else "")
+        state = Text(row.state.value, style=STYLES.get(row.state, ""))
+        steps = ", ".join(map(_span, row.ran)) or "-"
+        taken, user, git = date_and_time(row.taken), one_line(row.user) or "job", _git(row.git)
+        told = _all_told(row.updates) or "the first release of the job"
+        commit = f" of {git}" if row.git is not None else ""
+        wide.append((name, state, taken, user, steps, git, told))
+        narrow.append((name, state, steps, f"taken {taken} by {user}{commit}: {told}"))
+    table = ByWidth(
+        MIN_WIDE,
+        told_table(("release", "state", "taken", "by", "steps", "git", "updates"), wide),
+        told_table(("release", "state", "steps", "updates"), narrow),
+    )
     waits = section("Waits", indented(_waits(found.waiting))) if found.waiting is not None else ()
     running = next((row for row in found.releases if row.running), None)
-    return Group(title, told_table(columns, rows), *waits, *(_details(running) if running else ()))
+    return Group(title, table, *waits, *(_details(running) if running else ()))
 
 
 def _details(row: ReleaseRow) -> tuple[RenderableType, ...]:
@@ -244,14 +246,14 @@ def _waits(row: UpdateRow) -> str:
 # -- a difference ------------------------------------------------------------------------------------
 
 
-def difference(old: str, new: str, diff: ReleaseDiff) -> RenderableType:
-    """Return the whole screen of ``srobust diff``."""
+def difference(old: str, new: str, diff: ReleaseDiff, most_paths: int = MAX_PATHS) -> RenderableType:
+    """Return the whole screen of ``srobust diff``; ``most_paths``: files of a kind that its head names."""
     if diff.is_empty:
         commits = _commits(diff)
         return Text(f"release {new} runs the same as {old}{f'; {commits}' if commits else ''}")
     facts = [
-        *((what, one_line(path)) for what, paths in _files(diff) for path in paths[:MAX_PATHS]),
-        *_named("and more", _more(diff)),
+        *((what, one_line(path)) for what, paths in _files(diff) for path in paths[:most_paths]),
+        *_named("and more", _more(diff, most_paths)),
         *_named("arguments", " ".join(diff.arguments)),
         *_named("environment, set", ", ".join(diff.env_set)),
         *_named("environment, no longer set", ", ".join(diff.env_unset)),
@@ -274,8 +276,8 @@ def _files(diff: ReleaseDiff) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return (("changed", diff.changed), ("added", diff.added), ("removed", diff.removed))
 
 
-def _more(diff: ReleaseDiff) -> str:
-    left = ((what, len(paths) - MAX_PATHS) for what, paths in _files(diff))
+def _more(diff: ReleaseDiff, most_paths: int) -> str:
+    left = ((what, len(paths) - most_paths) for what, paths in _files(diff))
     return ", ".join(f"{count(number, 'file')} {what}" for what, number in left if number > 0)
 
 
@@ -287,11 +289,27 @@ def _named(name: str, value: str) -> Iterator[tuple[str, str]]:
 def _commits(diff: ReleaseDiff) -> str:
     if diff.git is None:
         return ""
-    shown = ((f"{one[:9]}{' (changed)' if one.endswith('+') else ''}" if one else "none") for one in diff.git)
-    return " to ".join(shown)
+    return " to ".join(f"{one[:9]}{_BEHIND.get(one[-1], '')}" if one else "none" for one in diff.git)
 
 
-def _patch_line(text: str) -> Text:
+_BEHIND = {"+": " (changed)", "?": " (changed?)"}
+
+
+class _Whole:
+    """A line that is folded on a terminal only: a program gets it as it is."""
+
+    def __init__(self, line: Text) -> None:
+        self._line = line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.is_terminal:
+            yield self._line
+        else:
+            yield Segment(self._line.plain)
+            yield Segment.line()
+
+
+def _patch_line(text: str) -> RenderableType:
     head = text.startswith(("--- ", "+++ "))
     style = "bold" if head else {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
-    return Text(visible(text), style=style, overflow="fold")
+    return _Whole(Text(visible(text), style=style, overflow="fold"))

@@ -22,6 +22,9 @@ from slurm_robust.trainings.find import find, load_events
 from slurm_robust.updates import screen
 from slurm_robust.updates.listing import history, listing, release_named
 
+MAX_STAT = 1000
+"""Files of a kind that ``--stat`` names."""
+
 
 class Difference(Record):
     """All that ``srobust diff --json`` prints."""
@@ -47,7 +50,8 @@ def diff(name: str, old: str, new: str, *, stat: bool, json: bool, job_dir: str 
     if stat:
         found = structs.replace(found, patch=(), is_cut=False)
     answer = Difference(old=before, new=after, diff=found)
-    show(answer, lambda one: screen.difference(one.old, one.new, one.diff), json=json)
+    most = MAX_STAT if stat else screen.MAX_PATHS
+    show(answer, lambda one: screen.difference(one.old, one.new, one.diff, most), json=json)
     return 0
 
 

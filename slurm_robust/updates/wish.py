@@ -55,17 +55,18 @@ def arguments(wish: UpdateWish, command: tuple[str, ...]) -> tuple[str, ...]:
     """
     if wish.args is not None and wish.words is not None:
         raise CannotUpdate("--args and words behind -- exclude each other", fix="give one of them")
-    if wish.words is not None:
-        return (command[0], *wish.words)
-    if wish.args is None:
+    if wish.words is None and wish.args is None:
         return command
     try:
-        return (command[0], *shlex.split(wish.args))
+        words = wish.words if wish.words is not None else tuple(shlex.split(wish.args or ""))
     except ValueError as error:
         raise CannotUpdate(
             f"--args cannot be read: {str(error).lower()}",
             fix="quote as in a shell, or put the arguments at the end, behind --",
         ) from error
+    if wrong := [word for word in words if not _is_text(word)]:
+        raise CannotUpdate(f"the argument {one_line(wrong[0])} is not UTF-8", fix="journals hold text only")
+    return (command[0], *words)
 
 
 def environment(wish: UpdateWish, running: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -84,6 +85,10 @@ def environment(wish: UpdateWish, running: Mapping[str, str], own: Mapping[str, 
         given[name] = value if equals else own[name]
     if wrong := [name for name, value in given.items() if "\0" in value]:
         raise CannotUpdate(f"--env {wrong[0]}: its value has a NUL", fix="leave it out")
+    if wrong := [name for name, value in given.items() if not _is_text(value)]:
+        raise CannotUpdate(
+            f"--env {wrong[0]}: its value is not UTF-8", fix="encode it, for example as Base64"
+        )
     if both := sorted(set(wish.unset) & set(given)):
         raise CannotUpdate(f"--env and --unset both name {both[0]}", fix="give one of them")
     for name in wish.unset:
@@ -95,6 +100,11 @@ def environment(wish: UpdateWish, running: Mapping[str, str], own: Mapping[str, 
                 fix=f"a variable of the batch script stays; --env {name}= makes it empty",
             )
     return {name: value for name, value in {**running, **given}.items() if name not in wish.unset}
+
+
+def _is_text(word: str) -> bool:
+    """Return whether a word of the command line was UTF-8."""
+    return not any("\ud800" <= char <= "\udfff" for char in word)
 
 
 def _check_name(name: str) -> None:

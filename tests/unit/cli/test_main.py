@@ -227,6 +227,17 @@ def test_interrupts_and_bugs_have_codes_of_their_own(
     assert message in capsys.readouterr().err
 
 
+def test_a_working_directory_that_was_removed_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); from slurm_robust.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "releases", "7"]
+    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.NO_INPUT
+    assert "the folder in which you are has been removed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_reader_that_goes_away_costs_no_traceback() -> None:
     code = "import sys; from slurm_robust.cli.main import main; sys.exit(main(['config', 'show']))"
     with subprocess.Popen(

@@ -116,6 +116,21 @@ def test_what_is_no_text_or_too_much_is_said(
     assert (len(found.patch), found.is_cut) == (5, True)
 
 
+def test_what_differs_of_a_file_whose_lines_do_not_is_said(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path
+) -> None:
+    write({"train.py": "a\nb\n", "run.sh": "x\n"})
+    old = take(store, wish)
+    (code / "train.py").write_bytes(b"a\r\nb\r\n")
+    (code / "run.sh").chmod(0o755)
+    (code / "__init__.py").touch()
+    assert diff(store, old, take(store, wish)).patch == (
+        "code/__init__.py: it is empty, or has become another kind of file",
+        "code/run.sh: it may be executed now",
+        "code/train.py: only the ends of its lines differ",
+    )
+
+
 def test_names_that_are_no_text_are_made_visible(
     store: ReleaseStore, wish: Taking, write: Write, code: Path
 ) -> None:

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from slurm_robust.terminal import console
-from slurm_robust.terminal.console import BYTES, Bar, track
+from slurm_robust.terminal.console import BYTES, Bar, Screen, track
 from tests.waiting import wait_for
 
 
@@ -74,3 +74,14 @@ def test_no_line_for_a_file_or_a_program_ends_with_blanks() -> None:
     with contextlib.redirect_stdout(out):
         console.show(Group(Text("head  "), "", table, console.indented("end")), lambda it: it, json=False)
     assert out.getvalue() == "head\n\nname         a long value\nlonger name  b\nnothing\n  end\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "columns"), [("60", 60), ("7", 40), ("", 160), ("-1", 160), ("9" * 9, 160)]
+)
+def test_an_output_that_is_no_terminal_is_as_wide_as_its_reader_says(
+    given: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", given)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert Screen().width == columns

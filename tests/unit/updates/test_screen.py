@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec import structs
 
+from slurm_robust.model import events as ev
 from slurm_robust.model.release import When
+from slurm_robust.releases.compare import ReleaseDiff
 from slurm_robust.terminal.console import show
 from slurm_robust.updates import screen
-from slurm_robust.updates.follow import progress_of
+from slurm_robust.updates.follow import UpdatePhase, progress_of
 from slurm_robust.updates.listing import listing
 from tests.unit.updates.stories import NEW, OLD, Story, trained, updated
 
@@ -129,6 +131,45 @@ def test_the_table_of_releases_marks_the_one_that_runs(capsys: pytest.CaptureFix
     )
     assert any(line.startswith(waits) for line in lines)
     assert "command train.py --lr 1e-4" in lines
+
+
+@pytest.mark.parametrize("columns", [60, 80, 119])
+def test_on_a_narrow_screen_names_and_states_stay_whole(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show(listing(updated().events), screen.releases, json=False)
+    out = capsys.readouterr().out.splitlines()
+    assert max(map(len, out)) <= columns
+    lines = [" ".join(line.split()) for line in out]
+    assert f"> {NEW} candidate 61-80" in lines
+    said = " ".join(lines)
+    assert f"> {NEW} taken 2025-11-30 10:53:25 by ada of 9f8e7d6c5 main (changed): update 1 by ada" in said
+
+
+def test_what_became_of_an_update_that_the_journal_never_showed() -> None:
+    known = structs.replace(
+        progress_of(trained().events, 1), phase=UpdatePhase.JOB_ENDED, reason="Slurm says CANCELLED"
+    )
+    (line,) = screen.outcome(known, "7", JUDGING)
+    assert line == "the job has ended before update 1 was done: Slurm says CANCELLED"
+
+
+def test_steps_of_other_ranks_than_those_that_train_are_not_of_the_release() -> None:
+    story = asked().tried(1).stops(1).applied(1, NEW, OLD, 60, 60)
+    story.add(ev.FirstStep(t=story.t, generation=2, step=61, reported=True, world="rollout"))
+    assert progress_of(story.events, 1).phase is UpdatePhase.STARTING
+
+
+def test_a_program_gets_the_lines_of_a_difference_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "+x = " + "1 + " * 100 + "1"
+    diff = ReleaseDiff(changed=tuple(f"gpt/{n}.py" for n in range(30)), patch=(line,))
+    show(diff, lambda one: screen.difference(OLD, NEW, one), json=False)
+    out = capsys.readouterr().out
+    assert line in out.splitlines()
+    assert "10 files changed" in out
+    show(diff, lambda one: screen.difference(OLD, NEW, one, most_paths=100), json=False)
+    assert "gpt/29.py" in capsys.readouterr().out
 
 
 def test_hostile_names_and_messages_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,12 @@ def test_no_arguments_at_all_can_be_wished_and_otherwise_they_stay() -> None:
 
 @pytest.mark.parametrize(
     ("wish", "says"),
-    [(UpdateWish(args="--name 'x"), "no closing quotation"), (UpdateWish(args="", words=()), "exclude")],
+    [
+        (UpdateWish(args="--name 'x"), "no closing quotation"),
+        (UpdateWish(args="", words=()), "exclude"),
+        (UpdateWish(args="--name \udcff"), "is not UTF-8"),
+        (UpdateWish(words=("\udcff",)), "is not UTF-8"),
+    ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(wish: UpdateWish, says: str) -> None:
     with pytest.raises(CannotUpdate, match=says):
@@ -48,6 +53,7 @@ def test_variables_are_set_over_those_that_run_and_a_name_alone_takes_the_own_va
         (UpdateWish(env=("WORLD_SIZE=8",)), "sets it for each rank"),
         (UpdateWish(env=("SROBUST_RANK=s3cret",)), "sets it for each rank"),
         (UpdateWish(env=("A=s3cret\0",)), "has a NUL"),
+        (UpdateWish(env=("A=s3cret\udcff",)), "A: its value is not UTF-8"),
         (UpdateWish(env=("A=s3cret",), unset=("A",)), "both name A"),
         (UpdateWish(unset=("HOME",)), "does not set it"),
     ],
