@@ -97,6 +97,8 @@ class Picture(NamedTuple):
     """Events since the last picture."""
     turn_s: float | None = None
     """The longest turn of the loop lately; None if it was not measured."""
+    trial: str = ""
+    """What the trial of an update is at."""
 
 
 def picture(
@@ -123,6 +125,7 @@ def picture(
         storage=storage,
         news=news,
         turn_s=turn_s,
+        trial=core.trials.doing,
     )
 
 
@@ -162,8 +165,13 @@ class LiveStatusMaker:
         own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.world.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
         ettr, ettr_hour, at = self._ettr or (None, None, mono)
+        known = of_state(state, seen.now.wall)
+        update = known.update
+        if update is not None and not update.tried:
+            update = structs.replace(update, doing=one_line(seen.trial, MAX_TEXT))
         status = structs.replace(
-            of_state(state, seen.now.wall),
+            known,
+            update=update,
             number=self._number,
             mode=seen.mode,
             stage=seen.stage,
@@ -186,8 +194,8 @@ class LiveStatusMaker:
             final=final,
         )
         # Compared by when the step was completed, since heartbeats are of different ages.
-        known = [one.last for one in own if one.last is not None]
-        last = min(known, key=lambda each: (each.step, each.age_s), default=None)
+        lasts = [one.last for one in own if one.last is not None]
+        last = min(lasts, key=lambda each: (each.step, each.age_s), default=None)
         ranks = sum(one.ranks for one in own)
         if last is None:
             return status

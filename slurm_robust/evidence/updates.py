@@ -92,7 +92,7 @@ def release_text(found: LiveRelease) -> str:
 
 def waiting_text(found: LiveUpdate) -> str:
     """Return ``3 to release … waits for the next recovery, 3 h 0 min at most; by alice on login1: why``."""
-    text = "is being tried"
+    text = f"is being tried ({found.doing})" if found.doing else "is being tried"
     if found.tried:
         text = f"waits{_moment(When(found.when))}"
         text += f", {duration(max(0.0, found.left_s))} at most" if found.left_s is not None else ""

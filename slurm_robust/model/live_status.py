@@ -168,6 +168,8 @@ class LiveUpdate(Record):
     message: str = ""
     tried: bool = False
     """Its trial is over."""
+    doing: str = ""
+    """What the trial is at, "" if that is not known."""
     left_s: float | None = None
     """Until a lazy one is applied at the latest."""
 

@@ -9,6 +9,7 @@ from functools import reduce, singledispatch
 from msgspec import structs
 
 from slurm_robust.model import events as ev
+from slurm_robust.model import live_status
 from slurm_robust.model.incident import RollBack
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
@@ -215,7 +216,7 @@ class UpdateFollower:
     """Looks at a journal for what becomes of an update."""
 
     def __init__(self, directory: JobDirectory, update: int) -> None:
-        self._journal = JournalFollower(directory)
+        self._journal, self._live_status = JournalFollower(directory), directory.live_status
         self.progress = UpdateProgress(update=update)
 
     def look(self) -> UpdateProgress:
@@ -225,6 +226,14 @@ class UpdateFollower:
                 self.progress = progress_of(followed.before, self.progress.update)
             self.progress = after(followed.event, self.progress)
         return self.progress
+
+    def doing(self) -> str:
+        """Return what the trial is at by the live status, "" if it does not tell."""
+        try:
+            update = live_status.read(self._live_status).update
+        except (OSError, live_status.NotALiveStatus):
+            return ""
+        return update.doing if update is not None and update.number == self.progress.update else ""
 
 
 def request_of(events: Iterable[ev.AnyEvent], token: str) -> ev.UpdateRequested | None:

@@ -548,7 +548,8 @@ def _follow(job: OwnJob, number: int) -> UpdateProgress:
                 starting = time.monotonic()
             if known.is_done or time.monotonic() - starting > STEPLESS_S:
                 return known
-            status.update(screen.line(known))
+            doing = follower.doing() if known.phase is UpdatePhase.TRYING else ""
+            status.update(screen.line(known, doing))
             if time.monotonic() - asked > SLURM_S:
                 asked = time.monotonic()
                 view = ask_slurm(job.live.slurm, job.job_id)

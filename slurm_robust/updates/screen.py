@@ -62,8 +62,8 @@ class Judging(Record):
 # -- an update ---------------------------------------------------------------------------------------
 
 
-def line(known: UpdateProgress) -> str:
-    """Return what is done for an update now."""
+def line(known: UpdateProgress, doing: str = "") -> str:
+    """Return what is done for an update now; ``doing``: what its trial is at, if that is known."""
     update = f"update {known.update}"
     first = f" (incident {known.incident} goes first)" if known.incident and known.stopped is None else ""
     release = known.requested.release if known.requested is not None else ""
@@ -71,7 +71,8 @@ def line(known: UpdateProgress) -> str:
         case UpdatePhase.ASKED:
             return f"{update}: waiting for the journal to show it"
         case UpdatePhase.TRYING:
-            return f"{update}: trying release {release}{first}"
+            trial = f": {one_line(doing)}" if doing else ""
+            return f"{update}: trying release {release}{first}{trial}"
         case UpdatePhase.WAITING if known.when is When.NOW:
             return f"{update}: release {release} passed its trial, waiting for a step boundary{first}"
         case UpdatePhase.WAITING:

@@ -169,9 +169,10 @@ class Updates:
         if isinstance(found, str):
             self._reply(wish, UpdateReply(ok=False, text=found, fix="srobust checkpoint ls JOB"))
         else:
-            self._accept(wish, release, now)
+            self._accept(wish, release, now, found.step)
 
-    def _accept(self, wish: UpdateJob, release: Release, now: Now) -> None:
+    def _accept(self, wish: UpdateJob, release: Release, now: Now, from_step: int = -1) -> None:
+        """Accept the update; ``from_step``: what the step that its owner named means now."""
         if wish.token not in self._asking:
             return  # it was answered, since storage did not answer in time
         if (refused := self._refusal(wish)) is not None:
@@ -209,6 +210,10 @@ class Updates:
         text = (
             f"update {number} to release {release.name} is accepted; if its trial passes, it is applied {at}"
         )
+        if from_step >= 0:
+            text += f", and goes on from step {from_step}"
+        if from_step < wish.from_step:
+            text += f", the newest checkpoint on storage up to step {wish.from_step}"
         once = state.releases.get(release.name) is ReleaseState.BAD
         text += "; it was rolled back before, and is not rolled back again" if once else ""
         context.emit(Say(text=f"{text} ({wish.by.user}{f': {wish.message}' if wish.message else ''})"))

@@ -322,3 +322,21 @@ def test_no_live_status_is_written_if_none_is_wanted(tmp_path: Path) -> None:
 
 def test_the_live_status_is_written_every_two_seconds_by_default() -> None:
     assert JobConfig().timings.moment_s == 2.0
+
+
+def test_an_update_shows_what_its_trial_is_at(trained: Watched) -> None:
+    trained.sim = stories.trained(2, 0, to=5, release="a" * 12)
+    trained.sim.has_release("b" * 12)
+    trained.sim.update("b" * 12)
+    seen: list[str] = []
+
+    def is_tried() -> bool:
+        update = trained.look().update
+        if update is None or update.tried:
+            return bool(seen)
+        seen.extend([update.doing] if update.doing not in seen else [])
+        return False
+
+    trained.sim.run_until(is_tried, within_s=120.0)
+    assert "first steps on n1" in seen
+    assert "imports: done on 0 of 2 nodes" in seen

@@ -145,3 +145,12 @@ def test_the_release_before_has_its_optimizer_back() -> None:
     sim.run_until(lambda: launched(sim).release == FIRST, within_s=300.0)
     assert left_out(sim) == {False}
     assert sim.run_to_end() == 0
+
+
+def test_the_answer_says_from_which_step_a_release_goes_on() -> None:
+    sim = stored(job(config=NO_TRIAL))
+    named = sim.reply(sim.update(SECOND, When.LAZY, from_step=20))
+    assert "and goes on from step 20" in named.text
+    assert "newest checkpoint" not in named.text
+    later = sim.reply(sim.update(SECOND, When.LAZY, from_step=10**8))
+    assert ", the newest checkpoint on storage up to step 100000000" in later.text

@@ -61,6 +61,12 @@ def test_a_progress_line_says_what_is_done_now(story: Callable[[], Story], says:
     assert screen.line(progress_of(story().events, 1)) == says
 
 
+def test_a_progress_line_says_what_the_trial_is_at_if_that_is_known() -> None:
+    known = progress_of(asked().events, 1)
+    said = screen.line(known, "first steps on n3")
+    assert said == f"update 1: trying release {NEW}: first steps on n3"
+
+
 def test_an_update_that_runs_says_what_it_cost_and_how_to_go_back() -> None:
     assert told(updated()) == (
         f"update 1: release {NEW} has made step 61; 3.0 s without training, 0 steps repeated\n"
