@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from itertools import islice
 
 from slurm_robust.cli.parsing import Parser, UsageError
 
@@ -77,15 +78,42 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
         argv = [argv[0], *own]
     elif argv[:1] == ["update"]:
         argv, words = split_arguments(argv)
+    argv = names_first(parser, argv)
     given = argparse.Namespace(command=command, verbatim=verbatim, words=words)
     args, unknown = parser.parse_known_args(argv, given)
     if unknown:
         likely = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(_options_of(parser, argv)), 1)
         fix = f"did you mean {likely[0]}?" if likely else f"see srobust {argv[0]} --help"
-        if not unknown[0].startswith("-"):
-            fix = f"names stand before all options: {fix}"
         raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=fix)
     return args
+
+
+def names_first(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
+    """Put names before options: argparse finds B of ``diff JOB A --stat B`` only there, as it may lack."""
+    commands = {
+        name: command
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+    }
+    command = commands.get(argv[0]) if argv else None
+    if command is None or "--" in argv:
+        return argv
+    names = [action for action in command._actions if not action.option_strings]
+    if len(names) < 2 or all(action.nargs != "?" for action in names):
+        return argv
+    first: list[str] = []
+    last: list[str] = []
+    rest = iter(argv[1:])
+    for word in rest:
+        if not word.startswith("-"):
+            first.append(word)
+            continue
+        last.append(word)
+        action = command._option_string_actions.get(word)
+        if action is not None and action.nargs is None:
+            last += islice(rest, 1)  # its value
+    return [argv[0], *first, *last]
 
 
 def _options_of(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:

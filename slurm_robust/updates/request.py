@@ -165,6 +165,7 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
     try:
         with Bar("taking the code", quiet=wish.json):
             release = _taken(job, wish)
+        _check_compiles(job, release)
         order = _order(job, wish, release, message)
         asked.add(order.release)
         return _ordered(job, order, wait=wish.wait, json=wish.json)
@@ -320,7 +321,7 @@ def _became(row: UpdateRow) -> str:
 
 
 def _taken(job: OwnJob, wish: UpdateWish) -> Release:
-    """Take what the wish makes of the running release, checked: it compiles."""
+    """Take what the wish makes of the running release."""
     running, plan = job.running, job.plan
     config, config_text = _configured(job, wish)
     code = config.code
@@ -349,9 +350,7 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
         workdir=code.workdir == "release",
         limits=CopyLimits.of(code),
     )
-    release = take(job.store, taking)
-    _check_compiles(job, release)
-    return release
+    return take(job.store, taking)
 
 
 def _check_compiles(job: OwnJob, release: Release) -> None:
