@@ -37,6 +37,7 @@ from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.steps import Steps
 from slurm_robust.engine.units.storage import StorageListing
+from slurm_robust.engine.units.strides import StridesTold
 from slurm_robust.engine.units.trials import Trials
 from slurm_robust.engine.units.updates import Updates
 from slurm_robust.engine.units.way_back import WayBack
@@ -109,6 +110,7 @@ class Core(Context):
         self.incidents: Final = Incidents(self)
         self.steps: Final = Steps(self, self.storage, self.incidents, self.start_phases, now)
         self.updates: Final = Updates(self, self.checkpoints, lambda: isinstance(self.entered_by, ToUpdating))
+        self.strides_told: Final = StridesTold(self.world.local_stride, self.world.rising)
         self.trials: Final = Trials(self, self.checkpoints)
         self.standbys: Final = Standbys(self, self.trials)
         self.learning: Final = Learning(self)

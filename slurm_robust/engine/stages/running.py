@@ -216,7 +216,7 @@ class Running:
         """Remember since when silence counts."""
         self._since = now.mono
         core.steps.begin(self._launched, now)
-        self._scheduler = CheckpointScheduler(core, core.storage, now)
+        self._scheduler = CheckpointScheduler(core, core.storage, core.strides_told, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Watch progress and fault; end when all ranks are done."""

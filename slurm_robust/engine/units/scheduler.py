@@ -9,7 +9,7 @@ from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.storage import StorageListing
-from slurm_robust.engine.units.strides import Strides
+from slurm_robust.engine.units.strides import Strides, StridesTold
 from slurm_robust.model import events as ev
 from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, common_steps, is_late, step_to_store
@@ -56,11 +56,11 @@ class StepPace:
 class CheckpointScheduler:
     """Serves one generation. Does nothing if training keeps no checkpoints in memory."""
 
-    def __init__(self, context: Context, storage: StorageListing, now: Now) -> None:
+    def __init__(self, context: Context, storage: StorageListing, told: StridesTold, now: Now) -> None:
         self._context = context
         self._storage = storage
         self._step_times = StepPace()
-        self._strides = Strides(context, now)
+        self._strides = Strides(context, told, now)
         self._flush = -1  # step that is on its way to storage
         self._sent = 0.0
         self._reached: float | None = None  # when all ranks had completed that step

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
@@ -27,24 +28,33 @@ MAX_SETTLE_S = 1200.0
 # All copies of the largest jobs take 0.05 s to look through.
 LOOK_EVERY_S = 0.25
 # While the local stride rises, the job's log says so once a fault repeats steps of so many seconds, and again
-# after so long at the soonest.
+# after so long at the soonest. What comes after a line has to stay for so long.
 REPEATS_S = 1.0
 TELL_EVERY_S = 30.0
 # The local stride is raised in parts if it would take longer than this to come to a step that all ranks keep.
 NEAR_S = 2.0
 
 
+@dataclass
+class StridesTold:
+    """What the job's log says of the local stride; of one controller, for all its generations."""
+
+    local: int
+    rising: bool
+    at: float = -math.inf
+    """When it was said; before anything was, it is what the generation before had."""
+
+
 class Strides:
     """Serves one generation."""
 
-    def __init__(self, context: Context, now: Now) -> None:
-        self._context = context
+    def __init__(self, context: Context, told: StridesTold, now: Now) -> None:
+        self._context, self._told = context, told
+        self._since = now.mono  # of the local stride
         self._paced = self._changed = now.mono
         self._wanted = 0  # the local stride that is about to be ordered, 0 for none
         self._known, self._newest = 0, -1  # the stride that all agents have shown, and the newest step then
         self._settle_s, self._was_lowered = SETTLE_S, False
-        self._told = context.world.local_stride, context.world.rising
-        self._told_at = -math.inf
         self._looked = now.mono
 
     def step(self, records: list[Progress], step_s: float, now: Now) -> None:
@@ -138,6 +148,7 @@ class Strides:
         self._send(now)
         if local == before:
             return
+        self._since = now.mono
         if local > before:
             self._wanted = 0
             if self._was_lowered:
@@ -145,13 +156,18 @@ class Strides:
         self._was_lowered = local < before
 
     def _tell(self, times: SnapshotTimes, target: int, now: Now) -> None:
-        """Say in the job's log of which steps snapshots are taken: at once when that is as it has to be."""
-        to_tell = local, rising = self._context.world.local_stride, self._context.world.rising
-        if to_tell == self._told:
+        """Say in the job's log of which steps snapshots are taken, when that is as it has to be.
+
+        Later generations find their stride anew: what they try on the way is not said again.
+        """
+        local, rising, told = self._context.world.local_stride, self._context.world.rising, self._told
+        if (local, rising) == (told.local, told.rising):
             return
-        is_due = times.repeats_s(local) >= REPEATS_S and now.mono - self._told_at >= TELL_EVERY_S
-        if (rising and is_due) or (not rising and target == local):
-            self._told, self._told_at = to_tell, now.mono
+        is_due = times.repeats_s(local) >= REPEATS_S and now.mono - told.at >= TELL_EVERY_S
+        is_first = told.at == -math.inf or told.rising
+        is_found = target == local and (is_first or now.mono - self._since >= TELL_EVERY_S)
+        if is_found if not rising else is_due and local > told.local:
+            told.local, told.rising, told.at = local, rising, now.mono
             self._context.emit(Say(text=_told(local, times, rising=rising)))
 
     def _send(self, now: Now) -> None:

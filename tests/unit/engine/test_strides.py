@@ -177,7 +177,7 @@ def test_the_local_stride_falls_when_steps_become_longer_and_outlives_controller
     sim.training.step_s = 2.0
     sim.run_until(lambda: local(sim) == 1, within_s=60.0)
     assert [local for _, local in strides(sim)][-2:] == [2, 1]
-    sim.run(10.0)
+    sim.run(TELL_EVERY_S + 10.0)
     assert orders(sim, Pace)["n1"].local_stride == 1
     assert "snapshots in memory of every step again, since one blocks" in sim.said[-1]
 
@@ -303,3 +303,18 @@ def test_an_order_to_end_stores_the_newest_step_that_is_kept_and_names_those_aft
     why = "snapshots were taken of multiples of 4 only (checkpoint.max_blocked_share)"
     assert told == f"{steps} lost: {why}"
     assert told in [event.text for event in sim.events(ev.Noted)]
+
+
+def test_what_was_said_of_the_stride_is_not_said_again_in_the_next_generation() -> None:
+    sim = short()
+    rises(sim, 4)
+    sim.run(10.0)
+    said = [line for line in sim.said if "snapshots in memory" in line]
+    assert len(said) == 1
+    sim.training.whole_s = sim.training.blocked_s = 0.0001  # the next one tries every step again
+    sim.kill_rank(0)
+    sim.run_until(lambda: local(sim) == 1, within_s=120.0)
+    sim.training.whole_s, sim.training.blocked_s = 0.3, 0.004
+    sim.run_until(lambda: local(sim) == 4, within_s=120.0)
+    sim.run(60.0)
+    assert [line for line in sim.said if "snapshots in memory" in line] == said
