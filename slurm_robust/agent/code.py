@@ -24,23 +24,21 @@ import msgspec
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import CODE, SHARED_MEMORY, folder_name
-from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.model.record import Record
 from slurm_robust.model.release import Release
 from slurm_robust.releases.contents import stored
 from slurm_robust.releases.imports import imported
 from slurm_robust.releases.manifest import CodeManifest
 from slurm_robust.releases.store import ReleaseStore
-from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder
 from slurm_robust.util.text import one_line, some_of
 from slurm_robust.util.threads import Executor, print_unless_os_error
-from slurm_robust.worker.copied import CopiedCode
+from slurm_robust.worker.copied import CONTENT, CopiedCode, CopyContent, content_of
 from slurm_robust.worker.copying import cannot_run_in, make_copy, manifest_of
 from slurm_robust.worker.spawning import RankProgram
 
 ON_DISK = Path("/tmp")
 _ALIVE = "alive"
-_CONTENT = ".content"
 _REASON_CHARS = 400
 _OURS = b".srobust-"  # in the names of what we make for a moment
 _CACHE = b"__pycache__"
@@ -66,18 +64,6 @@ class _Settled(Record):
     """What was moved to its real place."""
 
     notes: tuple[str, ...]
-
-
-class _Content(Record):
-    """What a copy had when it was made, so that what is new can be told without the archive."""
-
-    copy: CopiedCode
-    files: dict[bytes, tuple[int, int]]
-    """Size and time of change, in seconds since 1970, by path."""
-    links: dict[bytes, bytes]
-
-
-_contents = msgspec.msgpack.Decoder(_Content)
 
 
 class CodeCopies:
@@ -179,9 +165,6 @@ class CodeCopies:
         manifest = manifest_of(self._store, release)
         place = self._place(manifest, release) / name
         copy = make_copy(self._store, release, place)
-        write_atomically(
-            place.with_suffix(_CONTENT), msgspec.msgpack.encode(_content(copy, manifest)), durable=False
-        )
         return Copied(name=name, program=msgspec.structs.replace(program, code=copy))
 
     def _imports(self, name: str) -> _Imports:
@@ -251,14 +234,6 @@ def _failed(name: str, error: BaseException) -> Copied:
     return Copied(name=name, why=one_line(f"{why}{fix}", _REASON_CHARS))
 
 
-def _content(copy: CopiedCode, manifest: CodeManifest) -> _Content:
-    return _Content(
-        copy=copy,
-        files={file.path: (file.nbytes, file.mtime) for file in manifest.files},
-        links={link.path: link.target for link in manifest.links},
-    )
-
-
 # -- what programs have created --------------------------------------------------------------------
 
 
@@ -293,7 +268,7 @@ def remove_dead_code(base: Path, node: str) -> list[str]:
 
 
 def _copies_in(folder: Path) -> Iterator[Path]:
-    for content in folder.glob(f"*{_CONTENT}"):
+    for content in folder.glob(f"*{CONTENT}"):
         yield content.with_suffix("")
 
 
@@ -301,7 +276,7 @@ def _remove(place: Path, node: str) -> list[str]:
     notes, is_settled = settle(place, node)
     if is_settled:
         shutil.rmtree(place, ignore_errors=True)
-        place.with_suffix(_CONTENT).unlink(missing_ok=True)
+        place.with_suffix(CONTENT).unlink(missing_ok=True)
     return notes
 
 
@@ -310,10 +285,8 @@ def settle(place: Path, node: str) -> tuple[list[str], bool]:
 
     Returns what to tell people, and whether nothing is left to be moved. Raises nothing.
     """
-    try:
-        content = _contents.decode(place.with_suffix(_CONTENT).read_bytes())
-    except (OSError, *UNREADABLE):
-        return [], True  # it was never whole, so nothing ran there
+    if (content := content_of(str(place))) is None:
+        return [], True  # nothing ran there
     moved, failed = [], []
     for path in sorted(_strays(os.fsencode(place), content)):
         origin = content.copy.origin_of(os.fsdecode(path))
@@ -337,7 +310,7 @@ def _named(files: list[str]) -> str:
     return one_line(some_of(files), _REASON_CHARS)
 
 
-def _strays(place: bytes, content: _Content) -> Iterator[bytes]:
+def _strays(place: bytes, content: CopyContent) -> Iterator[bytes]:
     """Yield what the release does not have, folders before what is in them."""
     known = {os.path.dirname(path) for path in (*content.files, *content.links)}
     folders = {parent for path in known for parent in _parents(path)}
@@ -370,7 +343,7 @@ def _parents(path: bytes) -> Iterator[bytes]:
         path = os.path.dirname(path)
 
 
-def _is_lead(path: bytes, content: _Content) -> bool:
+def _is_lead(path: bytes, content: CopyContent) -> bool:
     """Return whether it is a link to the real place of what it stands for."""
     origin, target = content.copy.origin_of(os.fsdecode(path)), os.fsdecode(os.readlink(path))
     return origin is not None and (target == origin or target.startswith(f"{origin}.srobust-"))

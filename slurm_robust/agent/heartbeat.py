@@ -29,6 +29,7 @@ class HeartbeatState:
         self._always_ready = always_ready
         self._seq = 0
         self._notes: list[tuple[int, str]] = []  # with the heartbeat that first carries it
+        self._told: list[tuple[int, str]] = []  # likewise
         self._base: tuple[Heartbeat, float] | None = None  # the newest heartbeat, and when it was made
         self._answered = 0
         self._learned: tuple[int, tuple[str, ...]] = (0, ())  # with the heartbeat that first carries it
@@ -43,6 +44,10 @@ class HeartbeatState:
         if len(self._notes) < _NOTES and all(text != known for _, known in self._notes):
             self._notes.append((self._seq + 1, text))
 
+    def tell(self, text: str) -> None:
+        """Keep a fact for the journal and the job's log; it goes along likewise."""
+        self._told = [*self._told[-_NOTES:], (self._seq + 1, text)]
+
     def learn(self, modules: tuple[str, ...]) -> None:
         """Keep what rank 0 has imported; it goes with every heartbeat until one is answered."""
         self._learned = (self._seq + 1, modules)
@@ -55,6 +60,7 @@ class HeartbeatState:
         """Drop what has arrived with the heartbeat or Pulse ``seq``: all notes until then."""
         self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
+        self._told = [(first, text) for first, text in self._told if first > seq]
         if self._learned[0] <= seq:
             self._learned = (0, ())
         if self._outside[0] <= seq:
@@ -127,6 +133,7 @@ class HeartbeatState:
             snapshots=snapshots,
             release=self.release,
             outside=self._outside[1],
+            told=tuple(text for _, text in self._told),
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

@@ -219,6 +219,7 @@ class Agent:
         self._modules: Path | None = None  # file with what rank 0 has imported, until it is read
         self._outside: Path | None = None  # file with the code that it reads outside of its release, likewise
         self._settled = 0  # the newest generation whose code was settled
+        self._told = -1  # the newest generation of whose files in a copy the job's log tells
 
     def run(self) -> None:
         """Serve until an order, or TERM from Slurm, ends it. Main thread only."""
@@ -406,7 +407,11 @@ class Agent:
         """Do what had to wait for a copy of a release's code."""
         self._code.follow()
         for text in self._code.notes():
-            self._book.note(text)
+            if self._state.generation > self._told:
+                self._told = self._state.generation
+                self._book.tell(text)
+            else:
+                self._book.note(text)
             self._heartbeat_wanted = True
         state, awaiting = self._state, self._awaiting
         if state.phase is Phase.ENDED and state.generation > self._settled:

@@ -330,7 +330,8 @@ class CodeConfig(Section):
     (``pip install -e``)."""
 
     max_files: Positive = 20_000
-    """A folder with more files is no code: no copy is taken, and the job says why."""
+    """A folder with more files of code is none: no copy is taken, and the job says why. Data and outputs do
+    not count, but of all files ten times as many are looked at, at most."""
 
     max_mb: Positive = 256
     """Size of the copy at most, in MB (1e6 bytes). Nodes keep it in memory."""

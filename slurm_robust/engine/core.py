@@ -178,6 +178,8 @@ class Core(Context):
         self._see_fabric(heartbeat, now)
         for text in heartbeat.notes:
             self.note(text, heartbeat.node, now)
+        for text in heartbeat.told:
+            self.note(text, heartbeat.node, now, say=True)
         if heartbeat.outside:
             self._see_outside(heartbeat, now)
         self._answer(heartbeat, heartbeat.seq)

@@ -44,7 +44,7 @@ class GitState(Record):
 
 
 class Release(Record):
-    """What the ranks of a job run. Files of the copy are read-only; its values never change."""
+    """What the ranks of a job run. Its values never change."""
 
     name: str
     kind: CommandKind

@@ -88,3 +88,10 @@ class IgnoreRules:
                 if (says := one.says(path, is_folder=is_folder)) is not None:
                     return name if says else ""
         return ""
+
+    def names(self, path: str) -> bool:
+        """Return whether a ``.srobustignore`` says of the file itself that it is none to be ignored."""
+        for one in reversed(self._ours):
+            if (says := one.says(path, is_folder=False)) is not None:
+                return not says
+        return False

@@ -1,7 +1,8 @@
 """Which files below a folder belong to a release, and what is left out.
 
-Nothing is opened here but the files with patterns. What was left out becomes a symbolic link to its place in
-the copy, so a script finds its data beside it as ever.
+What is known to be code is copied: files that Git tracks, those that are code by their names, and those that
+the command or a ``.srobustignore`` names. All else is a symbolic link to its place in the copy, so a script
+finds its data beside it as ever, and its outputs and its state as they are now and not as they were once.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from slurm_robust.config.job import CodeConfig
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
+from slurm_robust.releases.gitstate import TrackedFiles
 from slurm_robust.releases.ignore import GIT, OURS, IgnoreFile, IgnoreRules, rules
+from slurm_robust.releases.names import is_code, is_source
 from slurm_robust.util.files import read_regular
-from slurm_robust.util.text import one_line, size_text, some_of
+from slurm_robust.util.text import count, one_line, size_text, some_of
 
 _MB = 1_000_000
 _PATTERN_BYTES = 1 << 20
-_LOOK_ON = 10  # a folder that is too large is looked at up to so many times its limits, to name the largest
+_LOOK_ON = 10  # a folder is looked at up to so many times its limits: it may have data, or be too large
 _LOOK_ON_S = 2.0
 _LARGEST = 3
 
@@ -33,6 +36,9 @@ _LARGEST = 3
 _CACHES = ("__pycache__", "*.pyc")
 # What is no code wherever it lies. Nobody needs to be told.
 _NEVER = (".git", JOBS_FOLDER, "slurm-*.out")
+_NO_CODE = "no code"
+_NO_SOURCES = "no source file in it"
+_SCRIPT = b"#!"
 
 
 class CannotTakeCode(SrobustError):
@@ -110,10 +116,10 @@ class Budget:
             return f"it has more than {limits.max_mb:g} MB"
         return ""
 
-    def is_far_over(self, files: int, nbytes: int) -> bool:
+    def is_far_over(self, entries: int, nbytes: int) -> bool:
         """Return whether it is so large that nobody needs to look at all of it."""
         limits = self.limits
-        return files > _LOOK_ON * limits.max_files or nbytes > _LOOK_ON * limits.max_mb * _MB
+        return entries > _LOOK_ON * limits.max_files or nbytes > _LOOK_ON * limits.max_mb * _MB
 
     def left_s(self) -> float:
         """Return the time that is left, in seconds."""
@@ -128,63 +134,116 @@ class Budget:
             )
 
 
-def select(root: str, budget: Budget, never: Collection[str] = ()) -> Selection:
+def select(
+    root: str,
+    budget: Budget,
+    never: Collection[str] = (),
+    run: Collection[str] = (),
+    tracked: TrackedFiles | None = None,
+) -> Selection:
     """Find what belongs to the release below ``root``, an absolute path without symbolic links.
 
     ``never``: real paths of what is never code, such as a folder with checkpoints or the job's own output.
-    Raises :class:`CannotTakeCode`, ``OSError``.
+    ``run``: relative paths of what the command runs, which is code whatever its name. ``tracked``: what Git
+    has said before. Raises :class:`CannotTakeCode`, ``OSError``.
     """
-    return _Walk(root, budget, frozenset(never)).run()
+    return _Walk(root, budget, frozenset(never), frozenset(run), tracked or TrackedFiles()).run()
 
 
 class _Walk:
     """One walk through a folder."""
 
-    def __init__(self, root: str, budget: Budget, never: Collection[str]) -> None:
-        self._root, self._budget, self._never = root, budget, never
+    def __init__(
+        self,
+        root: str,
+        budget: Budget,
+        never: Collection[str],
+        run: Collection[str],
+        tracked: TrackedFiles,
+    ) -> None:
+        self._root, self._budget, self._never, self._run, self._git = root, budget, never, run, tracked
+        self._tracked: set[str] = set()
         self._folders: list[str] = []
         self._files: list[Chosen] = []
+        self._doubtful: list[Chosen] = []  # code if there is source in their folder
         self._links: list[Linked] = []
+        self._own_links: list[Linked] = []  # code if they lead to code
         self._unreadable: list[str] = []
-        self._bytes = 0
+        self._bytes = self._entries = 0
         self._by_folder: Counter[str] = Counter()  # size in bytes; a file counts a KB at least
+        self._entries_of: Counter[str] = Counter()
+        self._no_sources: set[str] = set()
         self._excess = ""
 
     def run(self) -> Selection:
+        """Walk."""
+        self._tracked.update(self._git.below(self._root, self._budget.left_s()))
         waiting = [("", _above(self._root))]
         over_since = 0.0
         while waiting:
             self._budget.check_time(self._root)
             folder, ignored = waiting.pop()
             waiting += self._look(folder, ignored)
-            found = len(self._files) + len(self._links)
             if self._excess:
                 over_since = over_since or time.monotonic()
-                if time.monotonic() - over_since > _LOOK_ON_S or self._budget.is_far_over(found, self._bytes):
+                if time.monotonic() - over_since > _LOOK_ON_S:
                     break
             else:
-                self._excess = self._budget.excess(found, self._bytes)
+                self._excess = self._budget.excess(len(self._files), self._bytes)
+            if self._budget.is_far_over(self._entries, self._bytes):
+                if not self._excess:
+                    too_many = f"there are more than {self._entries} files to look at"
+                    raise self._too_large(too_many, self._entries_of)
+                break
         if self._excess:
-            raise self._too_large()
+            raise self._too_large(self._excess, self._by_folder)
         if self._unreadable:
             raise CannotTakeCode(
                 f"these cannot be read: {some_of([one_line(path) for path in self._unreadable])} "
                 f"(in {one_line(self._root)})",
                 fix="chmod u+r, or exclude them with a .srobustignore",
             )
-        self._budget.spend(len(self._files) + len(self._links), self._bytes)
-        return Selection(tuple(sorted(self._files)), tuple(sorted(self._without_code())))
+        needed = self._settle()
+        links = sorted(self._without_code(needed))
+        if excess := self._budget.excess(len(self._files), self._bytes):
+            raise self._too_large(excess, self._by_folder)
+        if excess := self._budget.excess(len(links), 0):
+            raise self._too_large(f"{excess} beside its code", self._entries_of)
+        self._budget.spend(len(self._files), self._bytes)
+        return Selection(tuple(sorted(self._files)), tuple(links))
 
-    def _without_code(self) -> Iterator[Linked]:
+    def _settle(self) -> set[str]:
+        """Decide what depends on its folder or its target; returns the folders with code."""
+        needed = _folders_of(self._files)
+        no_sources: set[str] = set()
+        is_without = not needed  # a folder that was named as code nevertheless
+        for file in self._doubtful:
+            if is_without or file.path.rpartition("/")[0] in needed:
+                self._add(file)
+            else:
+                no_sources.update(parents(file.path))
+                self._leave_out(file.path, _NO_CODE)
+        needed |= _folders_of(self._files)
+        self._no_sources = no_sources - needed
+        known = [link for link in self._links if link.is_code]
+        code = {*(file.path for file in self._files), *needed, *(link.path for link in known)}
+        for link in self._own_links:
+            target = os.path.relpath(os.path.realpath(os.path.join(self._root, link.path)), self._root)
+            if link.path.rpartition("/")[0] in needed and ("" if target == "." else target) in code:
+                self._links.append(link)
+            else:
+                self._leave_out(link.path, link.reason or _NO_CODE)
+        return needed | {parent for link in known for parent in parents(link.path)}
+
+    def _without_code(self, needed: Collection[str]) -> Iterator[Linked]:
         """Return the links; a folder without code is one, and so has what is written there later."""
-        code = {file.path for file in self._files} | {link.path for link in self._links if link.is_code}
-        needed = {parent for path in code for parent in parents(path)}
         for link in self._links:
             if all(parent in needed for parent in parents(link.path)):
                 yield link
         for folder in self._folders:
             if folder not in needed and all(parent in needed for parent in parents(folder)):
-                yield Linked(folder, os.path.join(self._root, folder))
+                reason = _NO_SOURCES if folder in self._no_sources else ""
+                yield Linked(folder, os.path.join(self._root, folder), reason)
 
     def _look(self, folder: str, ignored: IgnoreRules) -> list[tuple[str, IgnoreRules]]:
         """Look at one folder; returns the folders in it that belong to the code."""
@@ -199,7 +258,12 @@ class _Walk:
                 raise
             return []  # removed meanwhile, which shows when all is looked at again
         prefix = f"{folder}/" if folder else ""
+        self._entries += len(found)
+        self._entries_of[_head(prefix)] += len(found)
         names = {entry.name for entry in found}
+        if folder and ".git" in names:  # a repository of its own
+            place = os.path.join(self._root, folder)
+            self._tracked.update(prefix + path for path in self._git.below(place, self._budget.left_s()))
         ignored = ignored.below(
             *(_read(os.path.join(self._root, prefix + name), prefix, name in names) for name in (GIT, OURS))
         )
@@ -230,37 +294,66 @@ class _Walk:
             self._folders.append(path)
             return [(path, ignored)]
         elif entry.is_symlink():
-            self._link(place, path)
+            self._link(place, path, is_named=ignored.names(path))
+        elif not entry.is_file(follow_symlinks=False):
+            self._leave_out(path, "not a plain file")
+        elif path in self._tracked or path in self._run or ignored.names(path) or is_source(entry.name):
+            self._file(path, entry.stat(follow_symlinks=False), is_sure=True)
+        elif is_code(entry.name) or self._is_script(entry, place):
+            self._file(path, entry.stat(follow_symlinks=False), is_sure=False)
         else:
-            self._file(path, entry.stat(follow_symlinks=False))
+            self._leave_out(path, _NO_CODE)
         return []
 
-    def _file(self, path: str, info: os.stat_result) -> None:
-        if not stat.S_ISREG(info.st_mode):
-            self._leave_out(path, "not a plain file")
-        elif info.st_size > self._budget.limits.max_file_mb * _MB:
-            self._leave_out(path, size_text(info.st_size))
-        else:
-            self._files.append(chosen(path, info))
-            self._bytes += info.st_size
-            self._by_folder[_head(path)] += max(info.st_size, 1000)
+    def _is_script(self, entry: os.DirEntry[str], place: str) -> bool:
+        """Return whether a file without an ending in its name can be executed by an interpreter."""
+        if "." in entry.name or not entry.stat(follow_symlinks=False).st_mode & stat.S_IXUSR:
+            return False
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            return os.read(descriptor, len(_SCRIPT)) == _SCRIPT
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
-    def _link(self, place: str, path: str) -> None:
-        """Keep a link within the tree; one that leads out of it leads to the same place from the copy."""
-        target = os.path.realpath(place)  # of a loop of links: one of them
-        if target == self._root or target.startswith(self._root.rstrip("/") + "/"):
-            relative = os.path.relpath(target, os.path.dirname(place))
-            self._links.append(Linked(path, relative, is_code=True))
+    def _file(self, path: str, info: os.stat_result, *, is_sure: bool) -> None:
+        if info.st_size > self._budget.limits.max_file_mb * _MB:
+            self._leave_out(path, size_text(info.st_size))
+        elif is_sure:
+            self._add(chosen(path, info))
         else:
-            self._links.append(Linked(path, target, f"a link to {one_line(target)}", is_code=True))
+            self._doubtful.append(chosen(path, info))
+
+    def _add(self, file: Chosen) -> None:
+        self._files.append(file)
+        self._bytes += file.size
+        self._by_folder[_head(file.path)] += max(file.size, 1000)
+
+    def _link(self, place: str, path: str, *, is_named: bool) -> None:
+        """Keep a link within the tree to what is code.
+
+        Others are left in their place, since programs let them lead to their newest checkpoint; but those
+        that are named or tracked lead to the same place from the copy.
+        """
+        target = os.path.realpath(place)  # of a loop of links: one of them
+        is_known = is_named or path in self._tracked
+        if target == self._root or target.startswith(self._root.rstrip("/") + "/"):
+            found = Linked(path, os.path.relpath(target, os.path.dirname(place)), is_code=True)
+        else:
+            found = Linked(path, target, f"a link to {one_line(target)}", is_code=True)
+        (self._links if is_known else self._own_links).append(found)
 
     def _leave_out(self, path: str, reason: str) -> None:
         self._links.append(Linked(path, os.path.join(self._root, path), reason))
 
-    def _too_large(self) -> TooLarge:
-        largest = [one_line(name or ".") for name, _ in self._by_folder.most_common(_LARGEST)]
+    def _too_large(self, excess: str, by_folder: Counter[str]) -> TooLarge:
+        largest = [one_line(name or ".") for name, _ in by_folder.most_common(_LARGEST)]
         return TooLarge(
-            f"the folder {one_line(self._root)} is too large for code: {self._excess}, the most of it in "
+            f"the folder {one_line(self._root)} is too large for code: {excess}, the most of it in "
             f"{', '.join(largest)}",
             fix="exclude what is no code with a .srobustignore (as a .gitignore), or name the folders with "
             "code in code.paths",
@@ -273,10 +366,15 @@ def chosen(path: str, info: os.stat_result) -> Chosen:
 
 
 def left_out_texts(links: Collection[tuple[str, str]], most: int) -> tuple[str, ...]:
-    """Return paths with reasons for people, and how many more there are."""
-    told = [f"{one_line(path)} ({reason})" for path, reason in links]
+    """Return paths with reasons for people, and how many more there are; data are counted."""
+    data = [one_line(path) for path, reason in links if reason == _NO_CODE]
+    told = [f"{one_line(path)} ({reason})" for path, reason in links if reason != _NO_CODE]
     more = len(told) - most
-    return (*told[:most], f"and {more} more") if more > 0 else tuple(told)
+    texts = (*told[:most], f"and {more} more") if more > 0 else tuple(told)
+    if not data:
+        return texts
+    are = "is" if len(data) == 1 else "are"
+    return (*texts, f"{count(len(data), 'file')} that {are} no code, such as {', '.join(data[:_LARGEST])}")
 
 
 def parents(path: str) -> Iterator[str]:
@@ -284,6 +382,11 @@ def parents(path: str) -> Iterator[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
+
+
+def _folders_of(files: Collection[Chosen]) -> set[str]:
+    """Return the folders above files, with that of the release, ""; none if there is no file."""
+    return {folder for file in files for folder in (*parents(file.path), "")}
 
 
 def _head(path: str) -> str:

@@ -173,7 +173,8 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
 
 def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> CodeCopy:
     """Copy the folders into ``archive``, or only read them."""
-    paths, too_large = _with_packages(wish)
+    tracked = gitstate.TrackedFiles()
+    paths, too_large = _with_packages(wish, tracked)
     if not paths:
         return CodeCopy()
     for path in paths:
@@ -181,7 +182,7 @@ def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> Co
     names = named([wish.stands_for.get(path, path) for path in paths])
     roots = tuple(CodeRoot(path=path, folder=one.folder) for path, one in zip(paths, names, strict=True))
     budget = Budget(wish.limits)
-    sources = _select(roots, wish)
+    sources = _select(roots, wish, tracked)
     for _ in range(_ROUNDS):
         with open(archive or os.devnull, "wb") as file:
             manifest, changed = _read_all(sources, file, budget, threads)
@@ -190,7 +191,7 @@ def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> Co
                 os.fsync(file.fileno())
         places = (os.path.join(one.root.path, file.path) for one in sources for file in one.selection.files)
         deque(threads.map(_ask_again, places), maxlen=0)
-        again = _select(roots, wish)
+        again = _select(roots, wish, tracked)
         changed |= _differences(sources, again)
         if not changed:
             return CodeCopy(roots, manifest, manifest.hash(roots), (*too_large, *_left_out(sources)))
@@ -201,14 +202,14 @@ def _copy(wish: Taking, archive: Path | None, threads: ThreadPoolExecutor) -> Co
     )
 
 
-def _with_packages(wish: Taking) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _with_packages(wish: Taking, tracked: gitstate.TrackedFiles) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return all folders to copy, and texts of the packages that are too large."""
     paths, too_large = without_nested(wish.roots), []
     for package in wish.packages:
         more = without_nested((*paths, package))
         try:
             if more != paths:
-                _select([CodeRoot(path=path, folder="") for path in more], wish)
+                _select([CodeRoot(path=path, folder="") for path in more], wish, tracked)
         except TooLarge:
             too_large.append(f"{one_line(package)} (installed in place, and too large)")
         else:
@@ -216,13 +217,13 @@ def _with_packages(wish: Taking) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return paths, tuple(too_large)
 
 
-def _select(roots: Sequence[CodeRoot], wish: Taking) -> tuple[TakenRoot, ...]:
+def _select(roots: Sequence[CodeRoot], wish: Taking, tracked: gitstate.TrackedFiles) -> tuple[TakenRoot, ...]:
     budget, found = Budget(wish.limits), []
     try:
         for root in roots:
-            selection = select(root.path, budget, wish.never)
+            selection = select(root.path, budget, wish.never, _run(root.path, wish), tracked)
             if (original := wish.stands_for.get(root.path)) is not None:
-                selection = _beside(selection, original, wish)
+                selection = _beside(selection, original, wish, tracked)
             found.append(TakenRoot(root, selection))
         return tuple(found)
     except OSError as error:
@@ -231,15 +232,30 @@ def _select(roots: Sequence[CodeRoot], wish: Taking) -> tuple[TakenRoot, ...]:
         ) from error
 
 
-def _beside(selection: Selection, original: str, wish: Taking) -> Selection:
+def _run(root: str, wish: Taking) -> frozenset[str]:
+    """Return the files below ``root`` that the command runs, relative to it."""
+    if wish.kind is CommandKind.MODULE:
+        return frozenset()
+    words = wish.command[:1] if wish.kind is CommandKind.SCRIPT else wish.command
+    base = wish.stands_for.get(root, root).rstrip("/") + "/"
+    places = (os.path.realpath(os.path.join(wish.cwd, word)) for word in words)
+    return frozenset(
+        place.removeprefix(base)
+        for place in places
+        if place.startswith(base) and (wish.kind is CommandKind.SCRIPT or os.access(place, os.X_OK))
+    )
+
+
+def _beside(selection: Selection, original: str, wish: Taking, tracked: gitstate.TrackedFiles) -> Selection:
     """Return what another checkout has, with the data and outputs of the folder for which it stands.
 
     What Git ignores is in the one and mostly not in the other.
     """
     try:
-        links = [one for one in select(original, Budget(wish.limits), wish.never).links if not one.is_code]
+        found = select(original, Budget(wish.limits), wish.never, tracked=tracked)
     except (CannotTakeCode, OSError):
         return selection  # it is gone, or no folder with code any more
+    links = [one for one in found.links if not one.is_code]
     there = {one.path for one in links}
     own = [one for one in selection.links if one.is_code or one.path not in there]
     leaves = {*(file.path for file in selection.files), *(link.path for link in own)}

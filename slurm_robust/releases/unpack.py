@@ -19,19 +19,19 @@ _MOST_BYTES = 256 << 20  # of a manifest
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def unpack(archive: Path, release: Release, into: Path) -> None:
+def unpack(archive: Path, release: Release, into: Path) -> CodeManifest:
     """Let ``into`` be the copy of the release, whole; its parent is a folder of this user's.
 
-    Files are read-only. What is there already is kept: files that are as they should be, and what a program
-    has added or has put in the place of a file. Raises :class:`DamagedRelease`, and ``OSError``, among them
-    ``NotOurs``.
+    Returns what belongs to it. Its owner may write to the files, so copies of them are ordinary files. What
+    is there already is kept: files that are as they should be, and what a program has added, changed or put
+    in the place of a file. Raises :class:`DamagedRelease`, and ``OSError``, among them ``NotOurs``.
     """
     with opened(archive) as tar:
         manifest = read_manifest(tar, archive, release)
         if os.path.isdir(into) and not os.path.islink(into):
             lacking = [file for file in manifest.files if _is_to_be_written(os.fsencode(into), file)]
             _write(tar, archive, manifest, into, lacking)
-            return
+            return manifest
         hidden = into.with_name(f".{into.name}-{secrets.token_hex(4)}")
         hidden.mkdir(mode=0o755)
         try:
@@ -40,6 +40,7 @@ def unpack(archive: Path, release: Release, into: Path) -> None:
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
+        return manifest
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def _write_file(path: bytes, data: bytes, file: CodeFile) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        os.fchmod(descriptor, 0o555 if file.x else 0o444)
+        os.fchmod(descriptor, 0o755 if file.x else 0o644)
         os.utime(descriptor, (file.mtime, file.mtime))
         os.rename(beside, os.path.join(folder, name))
     except BaseException:
@@ -144,10 +145,9 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _is_to_be_written(place: bytes, file: CodeFile) -> bool:
-    """Return whether a file of the release is missing, or damaged.
+    """Return whether a file of the release is missing, or damaged: cut with its own time, by a power failure.
 
-    What a program has put in its place is a link, or out of the copy by a link, or can be written
-    (:mod:`slurm_robust.worker.creations`).
+    What a program has put in its place is a link, or out of the copy by a link, or has a time of its own.
     """
     try:
         info = os.lstat(os.path.join(place, file.path))
@@ -156,8 +156,8 @@ def _is_to_be_written(place: bytes, file: CodeFile) -> bool:
     except FileNotFoundError:
         pass
     else:
-        is_ours = stat.S_ISREG(info.st_mode) and not info.st_mode & 0o222
-        if not is_ours or (info.st_size, int(info.st_mtime)) == (file.nbytes, file.mtime):
+        is_own = stat.S_ISREG(info.st_mode) and int(info.st_mtime) == file.mtime
+        if not is_own or info.st_size == file.nbytes:
             return False
     return not any(os.path.islink(os.path.join(place, folder)) for folder in _folders_above(file.path))
 

@@ -104,6 +104,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     outside: tuple[
         str, ...
     ] = ()  # code that rank 0 has read from its place and not from the release; until an Ack
+    told: tuple[str, ...] = ()  # notes for the job's log, too; until an Ack
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):

@@ -13,16 +13,18 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
+import msgspec
+
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.nodefolders import within_release
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.release import CodeRoot
 from slurm_robust.util.modules import is_installed_file
 
 LINKS = ".editable"
 """Folder of a copy with a link to each package that setuptools finds by a table and not by a path."""
 
-CODE_SUFFIXES = (
+_READ_SUFFIXES = (
     ".py",
     ".pyz",
     ".sh",
@@ -132,6 +134,30 @@ class CopiedCode(Record):
         return path is not None and path.startswith(f"{self.place}/")
 
 
+class CopyContent(Record):
+    """What a copy had when it was made, so that what is new or changed can be told without the archive."""
+
+    copy: CopiedCode
+    files: dict[bytes, tuple[int, int]]
+    """Size and time of change, in seconds since 1970, by path."""
+    links: dict[bytes, bytes]
+
+
+CONTENT = ".content"
+"""Suffix of the file with the content, which is beside the copy."""
+
+_contents = msgspec.msgpack.Decoder(CopyContent)
+
+
+def content_of(place: str) -> CopyContent | None:
+    """Return what the copy in ``place`` had when it was made; None if it was never whole."""
+    try:
+        with open(place + CONTENT, "rb") as file:
+            return _contents.decode(file.read())
+    except (OSError, *UNREADABLE):
+        return None
+
+
 def _is_read_only(path: str) -> bool:
     try:
         mode = os.stat(path).st_mode
@@ -139,7 +165,7 @@ def _is_read_only(path: str) -> bool:
         return False
     if stat.S_ISDIR(mode):
         return os.path.isfile(f"{path}/__main__.py")
-    return stat.S_ISREG(mode) and (path.endswith(CODE_SUFFIXES) or bool(mode & stat.S_IXUSR))
+    return stat.S_ISREG(mode) and (path.endswith(_READ_SUFFIXES) or bool(mode & stat.S_IXUSR))
 
 
 # The places of what search_in() has replaced, by what it is now; and its own entry.

@@ -6,17 +6,20 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.release import Release
 from slurm_robust.releases.manifest import CodeManifest
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.unpack import opened, read_manifest, unpack
-from slurm_robust.worker.copied import CopiedCode, editable_links, editable_tables
+from slurm_robust.util.files import write_atomically
+from slurm_robust.worker.copied import CONTENT, CopiedCode, CopyContent, editable_links, editable_tables
 
 
 def make_copy(store: ReleaseStore, release: Release, place: Path) -> CopiedCode:
     """Let ``place`` be the copy, whole. Raises ``DamagedRelease``, ``OSError``."""
-    unpack(store.archive(release.name), release, place)
+    manifest = unpack(store.archive(release.name), release, place)
     copy = CopiedCode(
         release=release.name,
         place=str(place),
@@ -25,6 +28,12 @@ def make_copy(store: ReleaseStore, release: Release, place: Path) -> CopiedCode:
         workdir=release.workdir,
     )
     _link_editables(copy)
+    content = CopyContent(
+        copy=copy,
+        files={file.path: (file.nbytes, file.mtime) for file in manifest.files},
+        links={link.path: link.target for link in manifest.links},
+    )
+    write_atomically(Path(f"{place}{CONTENT}"), msgspec.msgpack.encode(content), durable=False)
     return copy
 
 

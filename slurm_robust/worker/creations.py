@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from slurm_robust.worker.copied import CopiedCode
+from slurm_robust.worker.copied import CopiedCode, content_of
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Code that is newer than the release is none of its.
@@ -36,6 +36,7 @@ class Creations:
         self._copy = copy
         self._within = f"{copy.place}/"
         self._lstat, self._unlink, self._replace = os.lstat, os.unlink, os.replace
+        self._released: dict[bytes, tuple[int, int]] | None = None  # read when it is needed
 
     def begin(self) -> None:
         """Begin, in this process and its forks."""
@@ -65,13 +66,14 @@ class Creations:
         if inside is None:
             return
         with contextlib.suppress(OSError):  # then the copy shows what it is
-            mode = self._mode(inside)
-            if mode is None:
+            if flags & os.O_EXCL and self._leads_nowhere(inside):
+                self._unlink(inside)  # else it would be in the way
+            if self._mode(inside) is None:
                 if flags & os.O_CREAT or not inside.endswith(_NEVER_NEW):
                     self._reveal(inside)
                 if flags & os.O_CREAT and not flags & os.O_EXCL and self._mode(inside) is None:
                     self._lead_to_origin(inside)
-            elif flags & _WRITES and stat.S_ISREG(mode) and self._is_released(mode):
+            elif flags & _WRITES and self._is_released(inside):
                 # A file of the release: what is written belongs to the one that it was copied from.
                 self._lead_to_origin(inside)
 
@@ -205,15 +207,29 @@ class Creations:
         except OSError:
             return None
 
-    def _is_released(self, mode: int) -> bool:
-        """Return whether it is as it was unpacked, and not what a library in C has written."""
-        return not mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    def _is_released(self, inside: str) -> bool:
+        """Return whether it is a file as it was unpacked, and not what a library in C has written."""
+        if self._released is None:
+            content = content_of(self._copy.place)
+            self._released = content.files if content is not None else {}
+        info = self._lstat(inside)
+        known = self._released.get(os.fsencode(inside.removeprefix(self._within)))
+        return stat.S_ISREG(info.st_mode) and known == (info.st_size, int(info.st_mtime))
 
     def _is_there(self, inside: str) -> bool:
-        if self._mode(inside) is None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._mode(inside) is None:
                 self._reveal(inside)
+            elif self._leads_nowhere(inside):
+                self._unlink(inside)  # another process has removed what it led to
         return self._mode(inside) is not None
+
+    def _leads_nowhere(self, inside: str) -> bool:
+        origin = self._copy.origin_of(inside)
+        mode = self._mode(inside)
+        if origin is None or mode is None or not stat.S_ISLNK(mode) or self._mode(origin) is not None:
+            return False
+        return os.readlink(inside) == origin
 
     def _reveal(self, inside: str) -> None:
         """Link the first part of the path that the copy lacks, if it is in its real place."""
@@ -236,7 +252,7 @@ class Creations:
         origin = self._copy.origin_of(inside)
         if stat.S_ISLNK(mode):
             return origin if os.readlink(inside) == origin else None
-        return origin if stat.S_ISREG(mode) and self._is_released(mode) else None
+        return origin if self._is_released(inside) else None
 
     def _lead_to_origin(self, inside: str) -> None:
         origin = self._copy.origin_of(inside)

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from slurm_robust.model.record import UNREADABLE
-from slurm_robust.worker.copied import CODE_SUFFIXES, CopiedCode
+from slurm_robust.releases.names import is_code
+from slurm_robust.worker.copied import CopiedCode
 
 MAX_FILES = 20
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -38,7 +39,7 @@ class OutsideReads:
         if self._over or event != "open" or not isinstance(args[0], str):
             return
         name, flags = args[0], args[2]
-        if not name.endswith(CODE_SUFFIXES) or (isinstance(flags, int) and flags & _CHANGES):
+        if not is_code(os.path.basename(name)) or (isinstance(flags, int) and flags & _CHANGES):
             return
         with contextlib.suppress(OSError, ValueError):  # nothing here may end a script
             place = os.path.abspath(name)

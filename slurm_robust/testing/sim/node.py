@@ -378,6 +378,10 @@ class SimAgent:
         self._book.learn(modules)
         self.beat()
 
+    def tell(self, text: str) -> None:
+        """Have a fact for the journal and the job's log."""
+        self._book.tell(text)
+
     def tell_outside(self, *files: str) -> None:
         """Learn which code rank 0 has read from its place."""
         self._book.tell_outside(files)

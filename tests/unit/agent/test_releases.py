@@ -163,8 +163,8 @@ def test_what_c_code_creates_in_the_copy_is_moved_to_its_place_over_nothing(job:
     assert (job.code / "hidden.bin").read_text() == "2"
     assert (job.code / "own.py").read_text() == "VALUE = 1"
     assert (job.code / "own.py.srobust-n1").read_text() == "3"
-    notes = job.wait(lambda b: any("created in the copy" in note for note in b.notes)).notes
-    assert "own.py.srobust-n1" in " ".join(notes)
+    told = job.wait(lambda b: bool(b.told)).told
+    assert [("created in the copy" in text, "own.py.srobust-n1" in text) for text in told] == [(True, True)]
 
 
 def test_what_a_killed_agent_left_in_its_copy_is_moved_by_the_next(job: Job) -> None:

@@ -24,3 +24,11 @@ def test_code_that_an_update_does_not_change_is_named_once_with_the_way_out() ->
     )
     assert [event.text for event in sim.events(ev.Noted) if "read from" in event.text] == [text]
     assert sim.said.count(text) == 1
+
+
+def test_where_files_are_that_were_created_in_a_copy_is_in_the_log() -> None:
+    sim = trained(2)
+    there(sim.nodes["n2"].agent).tell("files are now elsewhere")
+    sim.run(0.5)
+    assert [event.node for event in sim.events(ev.Noted) if event.text == "files are now elsewhere"] == ["n2"]
+    assert sim.said.count("files are now elsewhere") == 1

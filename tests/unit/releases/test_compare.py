@@ -107,12 +107,12 @@ def test_what_is_no_text_or_too_much_is_said(
     store: ReleaseStore, wish: Taking, write: Write, code: Path
 ) -> None:
     write({"train.py": "".join(f"a{i}\n" for i in range(500))})
-    (code / "table.bin").write_bytes(b"\0\1")
+    (code / "native.so").write_bytes(b"\0\1")
     old = take(store, wish)
     write({"train.py": "".join(f"b{i}\n" for i in range(500))})
-    (code / "table.bin").write_bytes(b"\0\2")
+    (code / "native.so").write_bytes(b"\0\2")
     found = diff(store, old, take(store, wish), most_lines=5)
-    assert found.patch[0] == "code/table.bin is no text, or is too large to show"
+    assert found.patch[0] == "code/native.so is no text, or is too large to show"
     assert (len(found.patch), found.is_cut) == (5, True)
 
 

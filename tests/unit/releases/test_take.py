@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_robust.model.job import CommandKind
 from slurm_robust.model.release import Release
 from slurm_robust.releases.manifest import DamagedRelease
 from slurm_robust.releases.store import ReleaseStore
@@ -47,7 +48,7 @@ def test_a_release_is_a_copy_that_later_edits_do_not_change(
     }
     assert (release.entry, release.files) == ("code/train.py", 3)
     assert store.read(release.name) == release
-    assert not stat.S_IMODE((tmp_path / "copy/code/model.py").stat().st_mode) & 0o222
+    assert stat.S_IMODE((tmp_path / "copy/code/model.py").stat().st_mode) == 0o644
 
 
 def test_the_name_is_that_of_the_content_wherever_and_whenever_it_was_written(
@@ -124,6 +125,41 @@ def test_what_was_left_out_is_a_link_to_its_place(
     assert release.left_out == ("data (in .gitignore)",)
 
 
+def test_outputs_and_state_change_neither_the_name_nor_what_is_read(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
+) -> None:
+    write({"train.py": "", "conf.yaml": ""})
+    first = take(store, wish)
+    outputs = ("ckpt.pt", "last.json", "state.db", "outputs/1/.hydra/config.yaml")
+    write(dict.fromkeys(outputs, "1"))
+    assert take(store, wish) == first
+    write({"train.py": "lr = 2"})
+    release = take(store, wish)
+    write(dict.fromkeys(outputs, "2"))
+
+    copy = unpacked(store, release, tmp_path / "copy")
+    assert {name: (tmp_path / "copy/code" / name).read_text() for name in outputs} == dict.fromkeys(
+        outputs, "2"
+    )
+    assert (copy["code/last.json"], release.files) == (f"-> {code}/last.json", 2)
+    assert release.left_out == (
+        "outputs (no source file in it)",
+        "3 files that are no code, such as ckpt.pt, last.json, state.db",
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"), [(CommandKind.SCRIPT, ("main.txt",)), (CommandKind.EXEC, ("./main.txt", "state.db"))]
+)
+def test_what_the_command_runs_is_code_whatever_its_name(
+    store: ReleaseStore, wish: Taking, write: Write, code: Path, kind: CommandKind, command: tuple[str, ...]
+) -> None:
+    write({"main.txt": "", "state.db": "", "ops.py": ""})
+    (code / "main.txt").chmod(0o755)
+    found = in_place(replace(wish, kind=kind, command=command))
+    assert [os.fsdecode(file.path) for file in found.manifest.files] == ["code/main.txt", "code/ops.py"]
+
+
 def test_values_of_variables_are_in_one_file_that_nobody_else_reads(
     store: ReleaseStore, wish: Taking, write: Write
 ) -> None:
@@ -154,26 +190,27 @@ def test_a_copy_is_made_whole_again_and_what_was_added_stays(
 def test_what_programs_have_put_in_the_place_of_files_stays_when_a_copy_is_made_whole(
     store: ReleaseStore, wish: Taking, write: Write, code: Path, tmp_path: Path
 ) -> None:
-    write({"state.json": "old", "table.h5": "old", "runs/a/keep": "", "cut.py": "whole"})
+    files = ("state.yaml", "table.so", "runs/a.py", "cut.py")
+    write(dict.fromkeys(files, "whole"))
+    for name in files:
+        os.utime(code / name, (1, 1))
     release, copy = take(store, wish), tmp_path / "copy"
     unpacked(store, release, copy)
     led, written, folder, cut = (
-        copy / "code" / name for name in ("state.json", "table.h5", "runs", "cut.py")
+        copy / "code" / name for name in ("state.yaml", "table.so", "runs", "cut.py")
     )
     led.unlink()
-    led.symlink_to(code / "state.json")  # as worker/creations.py does
-    written.unlink()
+    led.symlink_to(code / "state.yaml")  # as worker/creations.py does
     written.write_text("by a library in C")
     shutil.rmtree(folder)
     shutil.rmtree(code / "runs")
     (code / "runs").mkdir()
     folder.symlink_to(code / "runs")
-    cut.chmod(0o644)
-    cut.write_text("")  # this node had a power failure
-    cut.chmod(0o444)
+    cut.write_text("")
+    os.utime(cut, (1, 1))  # this node had a power failure
     assert unpacked(store, release, copy) == {
-        "code/state.json": f"-> {code}/state.json",
-        "code/table.h5": "by a library in C",
+        "code/state.yaml": f"-> {code}/state.yaml",
+        "code/table.so": "by a library in C",
         "code/runs": f"-> {code}/runs",
         "code/cut.py": "whole",
     }

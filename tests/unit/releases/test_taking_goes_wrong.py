@@ -48,14 +48,14 @@ def leftovers(store: ReleaseStore) -> list[str]:
 def test_a_file_that_grows_on_and_on_is_named(
     store: ReleaseStore, wish: Taking, write: Write, code: Path, meanwhile: Callable[[Change], None]
 ) -> None:
-    write({"train.py": "", "metrics.csv": ""})
+    write({"train.py": "", "metrics.yaml": ""})
 
     def grow() -> None:
-        with open(code / "metrics.csv", "a") as file:
+        with open(code / "metrics.yaml", "a") as file:
             file.write("1,2\n")
 
     meanwhile(grow)
-    with pytest.raises(CannotTakeCode, match=r"change while they are copied: .*/metrics\.csv$") as refused:
+    with pytest.raises(CannotTakeCode, match=r"change while they are copied: .*/metrics\.yaml$") as refused:
         take(store, wish)
     assert ".srobustignore" in refused.value.fix
     assert leftovers(store) == []
@@ -261,6 +261,7 @@ def test_another_checkout_has_the_data_and_the_outputs_of_the_folder_for_which_i
     assert {name: os.readlink(path) for name, path in found.items() if path.is_symlink()} == {
         "data": f"{code}/data",
         "out": f"{code}/out",
+        "notes": f"{code}/notes",
     }
 
 

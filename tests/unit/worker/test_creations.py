@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from slurm_robust.worker.creations import Creations
 from tests.unit.worker.copied_code import Code
+from tests.users import NOBODY, as_root, run_as
 
 PRELUDE = """
 import os, pathlib, shutil, sys
@@ -30,7 +34,14 @@ class Scripts:
 
     def __init__(self, code: Code) -> None:
         code.write(
-            {"script.py": "", "log.txt": "before\n", "sub/a.py": "", ".gitignore": "data", "data/x": "1"}
+            {
+                "script.py": "",
+                "log.txt": "before\n",
+                "own.yaml": "before\n",
+                "sub/a.py": "",
+                ".gitignore": "data",
+                "data/x": "1",
+            }
         )
         self.code = code
         self.copy = code.release()
@@ -107,10 +118,56 @@ def test_code_that_came_later_is_not_seen(script: Scripts) -> None:
     assert script("print(os.path.exists(here / 'late.py'))") == "False\n"
 
 
-def test_a_file_of_the_release_that_is_written_is_the_one_in_its_place(script: Scripts) -> None:
-    script("open(here / 'log.txt', 'a').write('after\\n')")
-    assert script.origin("log.txt").read_text() == "before\nafter\n"
-    assert script("print(open(here / 'log.txt').read())") == "before\nafter\n\n"
+@pytest.mark.parametrize("name", ["log.txt", "own.yaml"])
+def test_a_file_that_was_there_and_is_written_is_the_one_in_its_place(script: Scripts, name: str) -> None:
+    script(f"open(here / '{name}', 'a').write('after\\n')")
+    assert script.origin(name).read_text() == "before\nafter\n"
+    assert script(f"print(open(here / '{name}').read())") == "before\nafter\n\n"
+
+
+def test_what_a_child_has_changed_in_the_copy_is_not_hidden(script: Scripts) -> None:
+    said = script(
+        """
+        os.system(f"echo child >> {here}/own.yaml")
+        open(here / "own.yaml", "a").write("script\\n")
+        print((here / "own.yaml").read_text().split())
+        """
+    )
+    assert said == "['before', 'child', 'script']\n"
+    assert script.origin("own.yaml").read_text() == "before\n"  # until the agent settles
+
+
+def test_what_was_removed_in_its_place_is_in_nobodys_way(script: Scripts) -> None:
+    script.code.write({"out/old/x": "", "lock": ""})
+    script("os.listdir(here / 'out'); open(here / 'lock').close()")  # now they are links in the copy
+    script.origin("lock").unlink()
+    shutil.rmtree(script.origin("out"))
+    script(
+        """
+        os.makedirs(here / "out/new", exist_ok=True)
+        open(here / "lock", "x").close()
+        """
+    )
+    assert os.listdir(script.origin("out")) == ["new"]
+
+
+@as_root
+def test_copies_of_a_script_are_ordinary_files() -> None:
+    home = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    os.chown(home, NOBODY, NOBODY)
+
+    def copied_twice() -> str:
+        script = Scripts(Code(home))
+        Creations(script.copy).begin()
+        os.mkdir(script.in_copy("run"))
+        for _ in range(2):
+            shutil.copy(script.in_copy("script.py"), script.in_copy("run"))
+        return oct(script.origin("run/script.py").stat().st_mode)
+
+    try:
+        assert run_as(NOBODY, copied_twice) == "0o100644"
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.mark.parametrize(

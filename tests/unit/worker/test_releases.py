@@ -133,10 +133,10 @@ def test_the_place_of_an_error_says_neither_node_nor_release(zygote: ScriptRunne
 
 def test_ranks_may_run_in_the_copy(zygote: ScriptRunner, code: Code) -> None:
     """And what was left out of it is there by links."""
-    code.write({".gitignore": "data", "data/x": "7", "conf.txt": "old"})
-    code.write({"script.py": "import os\nprint(os.getcwd(), open('data/x').read(), open('conf.txt').read())"})
+    code.write({".gitignore": "data", "data/x": "7", "conf.ini": "old"})
+    code.write({"script.py": "import os\nprint(os.getcwd(), open('data/x').read(), open('conf.ini').read())"})
     copy = code.release(workdir=True)
-    code.write({"conf.txt": "new", "data/x": "8"})
+    code.write({"conf.ini": "new", "data/x": "8"})
     assert run(zygote, code, copy).out == f"{copy.place}/project 8 old\n"
 
 
