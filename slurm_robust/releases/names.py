@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-
 _SOURCES = (
     *(".py", ".pyi", ".pyx", ".pxd", ".so", ".sh", ".bash"),
     *(".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".hip", ".rs"),
@@ -12,7 +10,8 @@ _BESIDE_SOURCES = (
     *(".toml", ".yaml", ".yml", ".ini", ".cfg", ".jinja", ".jinja2", ".j2"),
     *(".proto", ".sql", ".cmake", ".ipynb"),
 )
-_NAMES = ("Makefile", "Dockerfile", "requirements*.txt", ".gitignore", ".srobustignore")
+_NAMES = ("Makefile", "Dockerfile", ".gitignore", ".srobustignore")
+_REQUIREMENTS = ("requirements", ".txt")
 
 
 def is_source(name: str) -> bool:
@@ -28,5 +27,6 @@ def is_code(name: str) -> bool:
     return (
         is_source(name)
         or name.endswith(_BESIDE_SOURCES)
-        or any(fnmatch.fnmatchcase(name, pattern) for pattern in _NAMES)
+        or name in _NAMES
+        or (name.startswith(_REQUIREMENTS[0]) and name.endswith(_REQUIREMENTS[1]))
     )

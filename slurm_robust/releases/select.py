@@ -7,8 +7,8 @@ finds its data beside it as ever, and its outputs and its state as they are now 
 
 from __future__ import annotations
 
-import fnmatch
 import os
+import re
 import stat
 import time
 from collections import Counter
@@ -33,9 +33,9 @@ _LOOK_ON_S = 2.0
 _LARGEST = 3
 
 # Python makes these anew, and those of another place are no use: they are neither copied nor linked.
-_CACHES = ("__pycache__", "*.pyc")
+_is_cache = re.compile(r"__pycache__|.*\.pyc", re.DOTALL).fullmatch
 # What is no code wherever it lies. Nobody needs to be told.
-_NEVER = (".git", JOBS_FOLDER, "slurm-*.out")
+_is_never = re.compile(rf"\.git|{re.escape(JOBS_FOLDER)}|slurm-.*\.out", re.DOTALL).fullmatch
 _NO_CODE = "no code"
 _NO_SOURCES = "no source file in it"
 _SCRIPT = b"#!"
@@ -279,10 +279,10 @@ class _Walk:
         self, entry: os.DirEntry[str], path: str, ignored: IgnoreRules
     ) -> list[tuple[str, IgnoreRules]]:
         is_folder = entry.is_dir(follow_symlinks=False)
-        if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _CACHES):
+        if _is_cache(entry.name):
             return []
         place = os.path.join(self._root, path)
-        if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _NEVER) or place in self._never:
+        if _is_never(entry.name) or place in self._never:
             self._leave_out(path, "")
         elif why := ignored.why(path, is_folder=is_folder):
             self._leave_out(path, f"in {why}")
