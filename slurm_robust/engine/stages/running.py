@@ -200,7 +200,7 @@ def _from_nothing(world: World, reasons: Sequence[str]) -> str:
         return f"starts again from step 0: no checkpoint can be reached{why}"
     if world.has_stepped:
         return "starts; the script resumes by itself, since it does not use Checkpointer"
-    return "starts; no step was reported so far, and a script without Checkpointer resumes by itself"
+    return "starts from step 0, or where the script resumes by itself: no step was reported so far"
 
 
 class Running:
