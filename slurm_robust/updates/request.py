@@ -41,7 +41,7 @@ from slurm_robust.updates.follow import UpdateFollower, UpdatePhase, UpdateProgr
 from slurm_robust.updates.listing import good_before, history, release_named
 from slurm_robust.updates.views import difference
 from slurm_robust.updates.wish import CannotUpdate, UpdateWish, arguments, checked_message, environment
-from slurm_robust.util.text import as_json, count, first_sentence, one_line
+from slurm_robust.util.text import count, first_sentence, one_line
 from slurm_robust.util.text import message as indented
 from slurm_robust.util.trust import user_name
 from slurm_robust.wire.epochs import newest_epoch
@@ -443,24 +443,23 @@ def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
         _say(f"whether it was accepted is not known: 'srobust releases {job.job_id}' shows the update if so")
         return ExitCode.INTERRUPTED
     answer = _answer(job, order, number, text, UpdatePhase.ASKED)
+    accepted = "\n".join((one_line(text), *(f"  {one_line(change)}" for change in order.changes)))
+    if not wait:
+        show(answer, lambda _: accepted, json=json)
+        return ExitCode.SUCCESS
     if not json:
-        for line in (one_line(text), *(f"  {one_line(change)}" for change in order.changes)):
-            print(line, flush=True)
-    if wait:
-        try:
-            known = _follow(job, number)
-        except KeyboardInterrupt:
-            _say(
-                f"update {number} stays in force: 'srobust releases {job.job_id}' shows it, "
-                f"'srobust rollback {job.job_id} --withdraw' withdraws it while it waits"
-            )
-            return ExitCode.INTERRUPTED
-        lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging()))
-        show(_completed(answer, known), lambda _: lines, json=json)
-        return NOT_DONE if known.is_over else ExitCode.SUCCESS
-    if json:
-        print(as_json(answer))
-    return ExitCode.SUCCESS
+        print(accepted, flush=True)
+    try:
+        known = _follow(job, number)
+    except KeyboardInterrupt:
+        _say(
+            f"update {number} stays in force: 'srobust releases {job.job_id}' shows it, "
+            f"'srobust rollback {job.job_id} --withdraw' withdraws it while it waits"
+        )
+        return ExitCode.INTERRUPTED
+    lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging()))
+    show(_completed(answer, known), lambda _: lines, json=json)
+    return NOT_DONE if known.is_over else ExitCode.SUCCESS
 
 
 def _answer(job: OwnJob, order: UpdateJob, number: int, text: str, phase: UpdatePhase) -> UpdateAnswer:
