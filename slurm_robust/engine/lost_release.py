@@ -37,5 +37,5 @@ def in_place_of_lost(state: JobState, release: Release, by: Requester, t: float)
             step=state.world.best_step,
             recovery=True,
         ),
-        ev.ReleaseJudged(t=t, release=release.name, good=True, reason=why, step=state.world.best_step),
+        ev.ReleaseProven(t=t, release=release.name, reason=why, step=state.world.best_step),
     )

@@ -377,8 +377,8 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.UpdateEnded():
             why = f": {event.reason}" if event.reason else ""
             yield "update", f"update {event.update} is {event.how.value}{why}"
-        case ev.ReleaseJudged():
-            yield "release", f"{event.release} is {'good' if event.good else 'bad'}: {event.reason}"
+        case ev.ReleaseProven():
+            yield "release", f"{event.release} is good: {event.reason}"
         case ev.RequeueStarted():
             yield "requeue", event.reason
         case ev.AllocationTaken():

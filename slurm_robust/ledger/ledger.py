@@ -200,7 +200,7 @@ class _Sweep:
             case ev.UpdateApplied():
                 self._release = event.release
                 self._set_baseline(event.release)
-            case ev.ReleaseJudged(good=True):
+            case ev.ReleaseProven():
                 self._good.add(event.release)
                 self._set_baseline(event.release)
             case ev.StopStarted() if event.update and self._open is None:

@@ -637,11 +637,10 @@ class UpdateEnded(Event):
     reason: str = ""
 
 
-class ReleaseJudged(Event):
-    """A candidate has made its steps and is good, or is bad."""
+class ReleaseProven(Event):
+    """A release has made its steps and is good. A bad one is in the :class:`Decided` that rolls it back."""
 
     release: str
-    good: bool
     reason: str
     step: int = -1
     """Newest step that it has completed."""
@@ -765,7 +764,7 @@ AnyEvent: TypeAlias = (
     | UpdateTried
     | UpdateApplied
     | UpdateEnded
-    | ReleaseJudged
+    | ReleaseProven
     | RequeueStarted
     | StageDone
     | StopOrdered

@@ -97,9 +97,8 @@ class When(str, Enum):
 
 
 class UpdateEnd(str, Enum):
-    """What became of an update."""
+    """Why an update is never applied."""
 
-    APPLIED = "applied"
     REFUSED = "refused"  # the trial failed
     SUPERSEDED = "superseded"  # a later update took its place before it was applied
     WITHDRAWN = "withdrawn"  # by its owner, before it was applied

@@ -487,15 +487,14 @@ def _proven(state: JobState, running: str) -> str:
 
 
 @apply.register
-def _(event: ev.ReleaseJudged, state: JobState) -> JobState:
-    judged = ReleaseState.GOOD if event.good else ReleaseState.BAD
+def _(event: ev.ReleaseProven, state: JobState) -> JobState:
     candidate = state.candidate
     if candidate is not None and candidate.release == event.release:
         candidate = None
     return msgspec.structs.replace(
         state,
-        releases={**state.releases, event.release: judged},
-        last_good=event.release if event.good else state.last_good,
+        releases={**state.releases, event.release: ReleaseState.GOOD},
+        last_good=event.release,
         candidate=candidate,
     )
 

@@ -22,8 +22,6 @@ class UpdateResult(str, Enum):
     CANDIDATE = "candidate"
     """It was applied, and its release is neither good nor bad yet."""
     GOOD = "good"
-    BAD = "bad"
-    """Its release failed and was not rolled back."""
     ROLLED_BACK = "rolled back"
     REPLACED = "replaced"
     """Another update was applied before its release was good."""
@@ -89,7 +87,7 @@ class UpdateRow(Record):
     recovery took along, or before that step.
     """
     judged: float | None = None
-    """When its release was found to be good or bad."""
+    """When its release was found to be good, or was rolled back."""
     over: float | None = None
     """When it was clear that it is not applied, or another one took its place."""
     back_to: str = ""
@@ -148,7 +146,7 @@ class UpdateBook:
                 )
             case ev.UpdateEnded():
                 known = self._rows.get(event.update)
-                if known is not None and event.how in _ENDS:
+                if known is not None:
                     why = event.reason or known.why
                     return self._change(event.update, result=_ENDS[event.how], why=why, over=t)
             case ev.StopStarted() if event.update:
@@ -170,7 +168,7 @@ class UpdateBook:
             case ev.Decided(carried_out=True):
                 back = next((action for action in event.actions if isinstance(action, RollBack)), None)
                 return self._rolled_back(event, back, t) if back is not None else None
-            case ev.ReleaseJudged():
+            case ev.ReleaseProven():
                 return self._judged(event, t)
             case ev.RunEnded(final=True):
                 for number, row in self._rows.items():
@@ -233,14 +231,12 @@ class UpdateBook:
             judged=t,
         )
 
-    def _judged(self, event: ev.ReleaseJudged, t: float) -> UpdateRow | None:
-        if event.good:
-            self._good.add(event.release)
+    def _judged(self, event: ev.ReleaseProven, t: float) -> UpdateRow | None:
+        self._good.add(event.release)
         known = self._rows.get(self.running)
         if known is None or known.release != event.release or known.result is not UpdateResult.CANDIDATE:
             return None
-        result = UpdateResult.GOOD if event.good else UpdateResult.BAD
-        return self._change(self.running, result=result, why=event.reason, judged=t)
+        return self._change(self.running, result=UpdateResult.GOOD, why=event.reason, judged=t)
 
     def _change(self, number: int, **changes: Any) -> UpdateRow | None:
         row = self._rows.get(number)

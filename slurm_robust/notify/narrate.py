@@ -19,11 +19,10 @@ from slurm_robust.util.text import count, duration, one_line
 _BY_ORDER = (ExitCode.TERMINATED, ExitCode.INTERRUPTED)
 """Ends that Slurm or the owner wanted."""
 
-_OF_UPDATES = (ev.UpdateRequested, ev.UpdateApplied, ev.UpdateEnded, ev.ReleaseJudged, ev.Decided)
+_OF_UPDATES = (ev.UpdateRequested, ev.UpdateApplied, ev.UpdateEnded, ev.ReleaseProven, ev.Decided)
 _SEVERITIES = {
     UpdateResult.REFUSED: Severity.WARNING,
     UpdateResult.ROLLED_BACK: Severity.WARNING,
-    UpdateResult.BAD: Severity.WARNING,
 }
 
 
@@ -156,7 +155,6 @@ class Narrator:
                 text, severity = _became(row), _SEVERITIES.get(row.result, Severity.INFO)
             else:
                 continue
-            bad = row.result in (UpdateResult.ROLLED_BACK, UpdateResult.BAD)
             command = f"srobust diff {self._name} {row.back_to or row.before} {row.release}"
             yield self._notice(
                 event,
@@ -164,7 +162,9 @@ class Narrator:
                 NoticeKind.UPDATE,
                 text,
                 severity,
-                command=command if bad else f"srobust releases {self._name}",
+                command=command
+                if row.result is UpdateResult.ROLLED_BACK
+                else f"srobust releases {self._name}",
             )
 
     def _standbys(self, event: ev.AnyEvent) -> Iterator[Notice]:

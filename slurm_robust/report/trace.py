@@ -274,7 +274,7 @@ def _update(row: UpdateRow) -> Iterator[TraceSpan]:
         "enduser.id": one_line(row.by.user, MAX_TEXT),
         "srobust.message": one_line(row.message, MAX_TEXT),
     }
-    failed = row.result in (UpdateResult.REFUSED, UpdateResult.ROLLED_BACK, UpdateResult.BAD)
+    failed = row.result in (UpdateResult.REFUSED, UpdateResult.ROLLED_BACK)
     yield TraceSpan(
         key=key,
         name="srobust.update",

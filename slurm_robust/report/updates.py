@@ -18,7 +18,6 @@ _STYLES = {
     UpdateResult.CANDIDATE: "bold yellow",
     UpdateResult.REFUSED: "bold red",
     UpdateResult.ROLLED_BACK: "bold red",
-    UpdateResult.BAD: "bold red",
 }
 
 

@@ -126,49 +126,44 @@ def progress_of(events: Iterable[ev.AnyEvent], update: int) -> UpdateProgress:
     return reduce(lambda known, event: after(event, known), events, UpdateProgress(update=update))
 
 
-@singledispatch
-def after(event: object, known: UpdateProgress) -> UpdateProgress:
+def after(event: ev.AnyEvent, known: UpdateProgress) -> UpdateProgress:
     """Return what is known of an update after ``event``."""
+    is_another = getattr(event, "update", known.update) != known.update
+    return known if is_another else _after(event, known)
+
+
+@singledispatch
+def _after(event: object, known: UpdateProgress) -> UpdateProgress:
     return known
 
 
-@after.register
+@_after.register
 def _(event: ev.UpdateRequested, known: UpdateProgress) -> UpdateProgress:
-    if event.update != known.update:
-        return known
     return structs.replace(known, phase=UpdatePhase.TRYING, requested=event)
 
 
-@after.register
+@_after.register
 def _(event: ev.UpdateTried, known: UpdateProgress) -> UpdateProgress:
-    if event.update != known.update:
-        return known
     phase = UpdatePhase.WAITING if event.ok else UpdatePhase.REFUSED
     return structs.replace(known, phase=phase, tried=event, reason="" if event.ok else event.text)
 
 
-@after.register
+@_after.register
 def _(event: ev.UpdateEnded, known: UpdateProgress) -> UpdateProgress:
-    if event.update != known.update or event.how not in _ENDS:
-        return known
     return structs.replace(known, phase=_ENDS[event.how], reason=event.reason or known.reason)
 
 
-@after.register
+@_after.register
 def _(event: ev.StopStarted, known: UpdateProgress) -> UpdateProgress:
-    if event.update != known.update:
-        return known
     return structs.replace(known, phase=UpdatePhase.STOPPING, stopped=event.t)
 
 
-@after.register
+@_after.register
 def _(event: ev.UpdateApplied, known: UpdateProgress) -> UpdateProgress:
-    if event.update != known.update:
-        return known
     return structs.replace(known, phase=UpdatePhase.STARTING, applied=event)
 
 
-@after.register
+@_after.register
 def _(event: ev.FirstStep, known: UpdateProgress) -> UpdateProgress:
     if event.world != ev.TRAIN:
         return known
@@ -178,14 +173,14 @@ def _(event: ev.FirstStep, known: UpdateProgress) -> UpdateProgress:
     return structs.replace(known, phase=UpdatePhase.RUNNING, first=event)
 
 
-@after.register
+@_after.register
 def _(event: ev.IncidentOpened, known: UpdateProgress) -> UpdateProgress:
     if known.requested is None:
         return known
     return structs.replace(known, incident=event.incident)
 
 
-@after.register
+@_after.register
 def _(event: ev.Decided, known: UpdateProgress) -> UpdateProgress:
     rolled = (action for action in event.actions if isinstance(action, RollBack))
     applied = known.applied
@@ -194,14 +189,14 @@ def _(event: ev.Decided, known: UpdateProgress) -> UpdateProgress:
     return structs.replace(known, phase=UpdatePhase.ROLLED_BACK, reason=event.reason)
 
 
-@after.register
-def _(event: ev.ReleaseJudged, known: UpdateProgress) -> UpdateProgress:
+@_after.register
+def _(event: ev.ReleaseProven, known: UpdateProgress) -> UpdateProgress:
     if known.applied is None or event.release != known.applied.release:
         return known
-    return structs.replace(known, good=event.good)
+    return structs.replace(known, good=True)
 
 
-@after.register
+@_after.register
 def _(event: ev.RunEnded, known: UpdateProgress) -> UpdateProgress:
     # A run that is requeued takes the update along.
     if known.requested is None or known.is_over or event.requeued:

@@ -98,7 +98,7 @@ def start() -> list[ev.AnyEvent]:
         launched(2, 1, FIRST),
         first_step(9, 1, 0),
         progress(109, 1, 100),
-        ev.ReleaseJudged(t=BEGIN + 110, release=FIRST, good=True, reason="100 steps", step=100),
+        ev.ReleaseProven(t=BEGIN + 110, release=FIRST, reason="100 steps", step=100),
     ]
 
 
@@ -123,7 +123,7 @@ def good(t: float = 200) -> list[ev.AnyEvent]:
         launched(t + 11, 2, BATCH, 200, of=1),
         first_step(t + 14.5, 2, 201),
         progress(t + 114, 2, 300),
-        ev.ReleaseJudged(t=BEGIN + t + 114, release=BATCH, good=True, reason="100 steps", step=300),
+        ev.ReleaseProven(t=BEGIN + t + 114, release=BATCH, reason="100 steps", step=300),
     ]
 
 

@@ -73,13 +73,6 @@ class ReleasedJob(ProtectedJob):
 
     # -- what became of it ----------------------------------------------------------------------------------
 
-    def wait_judged(self, good: bool, number: int, timeout: float = 90.0) -> ev.ReleaseJudged:
-        """The judgement of this number, 1 for that of the first release; all must be as ``good`` says."""
-        self.wait(lambda: len(self.events(ev.ReleaseJudged)) >= number, timeout, f"judgement {number}")
-        judged = self.events(ev.ReleaseJudged)[number - 1]
-        assert judged.good is good, judged
-        return judged
-
     def wait_ended(self, update: int, timeout: float = 90.0) -> ev.UpdateEnded:
         """The end of an update that is not applied."""
 

@@ -151,7 +151,7 @@ def test_an_update_brings_another_image_and_a_configuration_and_one_that_does_no
     before = f'export SROBUST_CONFIG_AGENTS_SRUN_OPTIONS="{options("train.img")}"'
     run = f"--set updates.trial=false --set updates.good_steps=40 code/{TINY}"
     job = ProtectedJob(box, run, nodes=2, before=before)
-    job.wait(lambda: job.events(ev.ReleaseJudged), 120.0, "the first release is good")
+    job.wait(lambda: job.events(ev.ReleaseProven), 120.0, "the first release is good")
     assert image_of_agent(box) == "train"
 
     image = f"/home/{USER}/second.img"
@@ -161,7 +161,7 @@ def test_an_update_brings_another_image_and_a_configuration_and_one_that_does_no
     launched = job.events(ev.GenerationLaunched)[-1]
     assert (launched.restore_step, launched.tiers) == (applied.step, {"memory": 2})
     assert image_of_agent(box) == "second"
-    job.wait(lambda: len(job.events(ev.ReleaseJudged)) == 2, 60.0, "the second release is good")
+    job.wait(lambda: len(job.events(ev.ReleaseProven)) == 2, 60.0, "the second release is good")
     job.wait_said(f"release {applied.release} sets detect.slow_factor to 7.0, not")
     assert applied.checkpoint in CheckpointStore(job.folder / "checkpoints").complete()  # the way back
     assert job.state.epoch == 2

@@ -257,9 +257,7 @@ class Updates:
         made = step - candidate.first_step + 1
         if candidate.since and is_proven(made, now.wall - candidate.since, context.config.updates):
             reason = f"it has made {count(made, 'step')}"
-            context.record(
-                ev.ReleaseJudged(t=now.wall, release=candidate.release, good=True, reason=reason, step=step)
-            )
+            context.record(ev.ReleaseProven(t=now.wall, release=candidate.release, reason=reason, step=step))
             if candidate.update:
                 context.emit(Say(text=f"release {candidate.release} is good: {reason}"))
 
@@ -270,7 +268,7 @@ class Updates:
             return
         if ran_s >= context.config.updates.good_s:
             reason = f"it has run for {span(ran_s)}; its steps cannot be counted"
-            context.record(ev.ReleaseJudged(t=now.wall, release=candidate.release, good=True, reason=reason))
+            context.record(ev.ReleaseProven(t=now.wall, release=candidate.release, reason=reason))
             if candidate.update:
                 context.emit(Say(text=f"release {candidate.release} is good: {reason}"))
 

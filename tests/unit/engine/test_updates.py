@@ -79,8 +79,8 @@ def is_tried(sim: Sim, within_s: float = 120.0) -> ev.UpdateTried:
 
 def test_the_first_release_is_good_after_its_steps() -> None:
     sim = job()
-    (judged,) = sim.events(ev.ReleaseJudged)
-    assert (judged.release, judged.good) == (FIRST, True)
+    (judged,) = sim.events(ev.ReleaseProven)
+    assert judged.release == FIRST
     assert sim.state.releases == {FIRST: ReleaseState.GOOD}
     assert sim.state.last_good == FIRST
     assert launched(sim).release == FIRST
@@ -716,7 +716,7 @@ def test_a_release_that_has_run_for_long_is_good_if_no_step_can_ever_be_counted(
     sim = stepless(config=JobConfig(updates=UpdateConfig(good_s=200.0)))
     assert sim.state.releases == {FIRST: ReleaseState.UNJUDGED}
     sim.run_until(lambda: sim.state.last_good == FIRST, within_s=100.0)
-    (judged,) = sim.events(ev.ReleaseJudged)
+    (judged,) = sim.events(ev.ReleaseProven)
     assert judged.reason == "it has run for 200 s; its steps cannot be counted"
 
 

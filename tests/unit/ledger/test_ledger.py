@@ -404,7 +404,7 @@ def slower(*, good: bool) -> dict[str, float]:
     for second in range(512, 702, 10):
         journal.progress(second, 2, 410 + (second - 502) // 2)
         if second == 602 and good:
-            journal.say(ev.ReleaseJudged, 602, release="b", good=True, reason="x", step=460)
+            journal.say(ev.ReleaseProven, 602, release="b", reason="x", step=460)
     return made(journal, 692)
 
 

@@ -81,13 +81,6 @@ def test_a_release_that_was_good_before_needs_no_second_trial() -> None:
     assert (row.result, row.judged) == (UpdateResult.GOOD, row.applied)
 
 
-def test_a_bad_release_that_stays_is_bad() -> None:
-    events = [*job.start(), job.requested(200, 1, BATCH), job.applied(201, 1, BATCH, FIRST, 150)]
-    events.append(ev.ReleaseJudged(t=BEGIN + 220, release=BATCH, good=False, reason="it is 3 x slower"))
-    (row,) = update_rows(events)
-    assert (row.result, row.why) == (UpdateResult.BAD, "it is 3 x slower")
-
-
 def test_an_update_that_waits_when_the_job_ends_is_never_applied() -> None:
     events = [*job.start(), job.requested(200, 1, BATCH), ev.RunEnded(t=BEGIN + 300, code=0, reason="done")]
     assert results(*events) == {1: "never applied"}

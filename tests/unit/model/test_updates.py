@@ -85,5 +85,5 @@ def test_a_release_to_which_the_way_back_led_before_it_was_good_is_judged_by_its
     assert state.candidate is not None
     found = state.candidate
     assert (found.release, found.before, found.first_step, found.since) == (BEFORE.release, "", 51, 9.0)
-    good = apply(ev.ReleaseJudged(t=10.0, release=BEFORE.release, good=True, reason="steps", step=151), state)
+    good = apply(ev.ReleaseProven(t=10.0, release=BEFORE.release, reason="steps", step=151), state)
     assert (good.releases[BEFORE.release], good.candidate) == (ReleaseState.GOOD, None)

@@ -80,7 +80,7 @@ def test_a_job_without_releases_says_nothing_of_them() -> None:
     events = [
         structs.replace(event, release="") if isinstance(event, ev.GenerationLaunched) else event
         for event in job.start()
-        if not isinstance(event, ev.ReleaseTaken | ev.ReleaseJudged)
+        if not isinstance(event, ev.ReleaseTaken | ev.ReleaseProven)
     ]
     assert "release" not in status_of(events, 120)
     assert "pdate" not in screen(render(job_report(events, NOW, SlurmFacts(), {}))).replace("hot update", "")

@@ -175,6 +175,6 @@ def test_an_update_that_waits_is_superseded_by_what_takes_the_place_of_a_lost_re
         "UpdateEnded",
         "UpdateRequested",
         "UpdateApplied",
-        "ReleaseJudged",
+        "ReleaseProven",
     ]
     assert fold([*first, asked, *events]).release == waiting.name

@@ -55,8 +55,8 @@ class Story:
         self.add(ev.FirstStep(t=self.t, generation=self.generation, step=first, reported=True))
         return self.add(ev.ProgressMade(t=self.t, generation=self.generation, step=last, reported=True))
 
-    def judged(self, name: str, *, good: bool, reason: str = "made its steps") -> Story:
-        return self.add(ev.ReleaseJudged(t=self.t, release=name, good=good, reason=reason, step=100))
+    def proven(self, name: str, reason: str = "made its steps") -> Story:
+        return self.add(ev.ReleaseProven(t=self.t, release=name, reason=reason, step=100))
 
     def asked(self, update: int, name: str, when: When = When.NOW, **changes: object) -> Story:
         return self.add(
@@ -108,7 +108,7 @@ class Story:
 
 def trained() -> Story:
     """The first release is good and has made 60 steps."""
-    return Story().taken(OLD).trains(OLD, 0, 60).judged(OLD, good=True)
+    return Story().taken(OLD).trains(OLD, 0, 60).proven(OLD)
 
 
 def updated() -> Story:

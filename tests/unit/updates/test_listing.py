@@ -64,7 +64,7 @@ def test_an_update_that_another_replaced_no_longer_waits() -> None:
 
 
 def test_releases_are_named_by_words_and_by_unique_beginnings() -> None:
-    story = updated().judged(NEW, good=True)
+    story = updated().proven(NEW)
     assert named(story, "running") == named(story, "good") == named(story, "a81e") == NEW
     assert named(story, "previous") == named(story, OLD) == named(story, "3F2A") == OLD
 
@@ -101,7 +101,7 @@ def test_words_without_a_release_say_why() -> None:
 def test_a_rollback_goes_to_the_newest_good_release_that_ran_before() -> None:
     story = updated()
     assert good_before(fold(story.events), history(story.events)) == OLD
-    story.judged(NEW, good=True)
+    story.proven(NEW)
     story.asked(2, OLD, rollback=True).applied(2, OLD, NEW, 80, 80).trains(OLD, 81, 90, restore=80)
     # A rollback of a rollback.
     assert good_before(fold(story.events), history(story.events)) == NEW

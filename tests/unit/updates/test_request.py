@@ -60,7 +60,7 @@ class Job:
         self.story = Story()
         self.story.events = [structs.replace(self.story.events[0], run_id="7-x"), *self.story.events[1:]]
         self.story.add(ev.ReleaseTaken(t=self.story.t, release=self.first))
-        self.story.trains(self.first.name, 0, 60).judged(self.first.name, good=True)
+        self.story.trains(self.first.name, 0, 60).proven(self.first.name)
         self.asked: list[UpdateJob] = []
         self.configured(JobConfig())
         self.write()
@@ -290,7 +290,7 @@ def test_keys_that_cannot_change_name_the_command_that_can(
 
 
 def test_a_job_without_releases_says_why(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    job.story.events = [e for e in job.story.events if not isinstance(e, ev.ReleaseTaken | ev.ReleaseJudged)]
+    job.story.events = [e for e in job.story.events if not isinstance(e, ev.ReleaseTaken | ev.ReleaseProven)]
     job.write()
     job.configured(JobConfig(code=CodeConfig(releases=False)))
     with job.controller():
@@ -494,7 +494,7 @@ def test_a_rollback_goes_to_the_last_good_release_and_says_what_that_changes(
 
 def test_a_rollback_can_name_a_release_and_an_older_step(job: Job) -> None:
     second = updated(job)
-    job.story.judged(second.name, good=True)
+    job.story.proven(second.name)
     job.write()
     with job.controller():
         words = ("previous", "--lazy", "--from", "40", "--no-wait")
@@ -535,7 +535,7 @@ def test_who_withdraws_beside_a_good_release_is_told_how_to_go_back(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second = updated(job)
-    job.story.judged(second.name, good=True)
+    job.story.proven(second.name)
     (job.code / "model.py").write_text("size = 3\n")
     with job.controller(lambda story: story.tried(2)):
         assert job.run("update") == ExitCode.SUCCESS
