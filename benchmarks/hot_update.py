@@ -30,7 +30,7 @@ from slurm_robust.sandbox import Sandbox
 
 RANKS = 4
 WARM_STEPS = 12
-"""A job has done so many before something is asked of it."""
+"""Steps that a job completes before anything is asked of it."""
 STEPS = 100_000
 LIMIT_S = 240.0
 FILES = 2000
@@ -143,7 +143,7 @@ class Job:
         self.sandbox.exec(words, user=common.USER, timeout_s=LIMIT_S, check=True)
 
     def warm_up(self, steps: int = WARM_STEPS) -> None:
-        """Until the processes that run have done so many steps."""
+        """Wait until the running ranks have completed this many steps."""
 
         def warm() -> bool:
             newest = {mark.pid for mark in [m for m in self.marks if m.name == "python"][-RANKS:]}
@@ -180,7 +180,7 @@ class Job:
 
 
 def write_files(folder: Path, files: int) -> None:
-    """So many modules of a package, a hundred in each folder."""
+    """Write a package of this many modules, a hundred to a folder."""
     for number in range(files):
         path = folder / f"package{number // 100}" / f"module{number}.py"
         path.parent.mkdir(exist_ok=True)

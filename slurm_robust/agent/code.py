@@ -50,7 +50,7 @@ class Copied(Record):
     name: str
     program: RankProgram | None = None
     why: str = ""
-    """Why there is none, with what can be done."""
+    """Why the release could not be copied, with the fix; "" if it was."""
 
 
 class _Imports(Record):

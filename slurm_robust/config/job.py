@@ -330,8 +330,8 @@ class CodeConfig(Section):
     (``pip install -e``)."""
 
     max_files: Positive = 20_000
-    """A folder with more files of code is none: no copy is taken, and the job says why. Data and outputs do
-    not count, but of all files ten times as many are looked at, at most."""
+    """Most files in the copy. If the folder has more files of code, the job takes no copy and says why. Data
+    and outputs do not count, but the search stops after ten times as many files of any kind."""
 
     max_mb: Positive = 256
     """Size of the copy at most, in MB (1e6 bytes). Nodes keep it in memory."""
@@ -351,13 +351,13 @@ class UpdateConfig(Section):
     """[Updates](updates.md): how a job gets from one release of its code to another."""
 
     good_steps: Positive = 100
-    """A new release is good after so many completed steps. Until then it may be rolled back."""
+    """Completed steps after which a new release is good. Until then it may be rolled back."""
 
     good_s: Seconds = 1800.0
-    """A new release is good, too, after this time and two completed steps, however long a step takes."""
+    """Time after which a new release is good as well, provided that it has completed two steps."""
 
     slow_factor: Factor = 1.5
-    """A new release is bad if its median step takes so many times that of the release before."""
+    """A new release is rolled back if its median step takes this many times as long as the previous one's."""
 
     rollback: bool = True
     """Go back to the last good release by itself when a new one fails. ``false``: a failure is answered as
@@ -373,7 +373,7 @@ class UpdateConfig(Section):
     """An update that waits for the next recovery is applied after this time at the latest."""
 
     keep: Positive = 10
-    """So many releases are kept, with the newest good one and the one that runs in any case."""
+    """Number of releases to keep. The running one and the newest good one are always among them."""
 
 
 class ReplayConfig(Section):

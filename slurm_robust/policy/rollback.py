@@ -28,25 +28,22 @@ from slurm_robust.util.text import count
 RUNG = 7
 
 LEAST_STEPS = 2
-"""However long a release has run: after one step nothing is known of the next one."""
+"""Steps without which no release is good, however long it has run: one says nothing of the next."""
 
 WARM_UP_STEPS = 5
 """The first steps of a release compile and allocate."""
 
-SURE_STEPS = 10
-"""So many steps after these show its pace,"""
-
 SURE_MEASURES = 10
-"""in so many measurements, each of a step or of the steps between two heartbeats,"""
+"""The fewest measurements that show the pace of a release; each covers the steps between two heartbeats."""
 
 SURE_S = 20.0
-"""over so many seconds,"""
+"""Together they cover at least this many seconds of steps, or :data:`MANY_STEPS`."""
 
 MANY_STEPS = 50
-"""or in so many steps, however short."""
+"""This many steps are enough, however short they are."""
 
 KNOWN_STEPS = 20
-"""The pace of the release before is known after so many."""
+"""Steps after which the pace of the previous release is known."""
 
 _AT_ONCE = (FaultKind.EXCEPTION, FaultKind.OUT_OF_MEMORY, FaultKind.NO_WORKER_STARTS)
 _THE_SECOND_TIME = (FaultKind.EXIT, FaultKind.SILENT_END)
@@ -68,7 +65,7 @@ def slower(
     """
     before = candidate.pace
     is_long = seconds >= SURE_S or steps >= MANY_STEPS
-    if steps < SURE_STEPS or len(measured) < SURE_MEASURES or not is_long:
+    if len(measured) < SURE_MEASURES or not is_long:
         return 0.0
     if before.steps < KNOWN_STEPS or not before.p50_s:
         return 0.0

@@ -28,7 +28,7 @@ from slurm_robust.util.text import count, one_line, size_text, some_of
 
 _MB = 1_000_000
 _PATTERN_BYTES = 1 << 20
-_LOOK_ON = 10  # a folder is looked at up to so many times its limits: it may have data, or be too large
+_LOOK_ON = 10  # times max_files: entries that the search looks at, since most of them may be data
 _LOOK_ON_S = 2.0
 _LARGEST = 3
 
@@ -108,7 +108,7 @@ class Budget:
         self._bytes += nbytes
 
     def excess(self, files: int, nbytes: int) -> str:
-        """Return which limit is exceeded with so much more, "" if none is."""
+        """Return the limit that these files would exceed, "" for none."""
         limits = self.limits
         if self._files + files > limits.max_files:
             return f"it has more than {limits.max_files} files"

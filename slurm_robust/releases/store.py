@@ -21,7 +21,7 @@ from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder, r
 from slurm_robust.util.text import some_of
 
 MIN_PREFIX = 4
-"""So many digits of a name are enough, if they are unique."""
+"""The fewest digits by which a release can be named, if they are unique."""
 
 ARCHIVE = "code.tar"
 

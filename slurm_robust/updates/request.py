@@ -50,7 +50,7 @@ from slurm_robust.wire.messages import UpdateJob, UpdateReply
 from slurm_robust.wire.sockets import ask
 
 SILENT_S = 60.0
-"""A controller that does not answer is asked again for so long: the next one may be about to start."""
+"""How long to ask a controller that does not answer: the next one may be about to start."""
 
 POLL_S = 0.2
 STEPLESS_S = 60.0

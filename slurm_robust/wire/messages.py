@@ -192,9 +192,7 @@ class RequestCheckpoint(Record, tag_field="kind", tag="checkpoint"):
     epoch: int
     generation: int
     step: int
-    hold_s: float = (
-        0.0  # for so long ranks do not begin another step after it, since they are about to be ended
-    )
+    hold_s: float = 0.0  # ranks begin no other step after it for this long: they are about to be ended
 
 
 class Pace(Record, tag_field="kind", tag="pace"):

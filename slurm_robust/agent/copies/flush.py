@@ -218,7 +218,7 @@ class Written:
 
 
 class _Job(NamedTuple):
-    """Images that are there and held, and what is told of them."""
+    """One request: the images that are locked for it, and what is reported once they are written."""
 
     wanted: FlushRequest
     held: list[Image]

@@ -15,7 +15,7 @@ from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, common_steps
 from slurm_robust.wire.messages import RequestCheckpoint
 
 HOLD_S = 60.0
-"""Ranks wait for their end for so long. If no end comes they go on: the controller may have died."""
+"""The longest that ranks are held. Then they train on: the controller may have died."""
 
 RESEND_S = 2.0
 UNKNOWN_STEP_S = 1.0

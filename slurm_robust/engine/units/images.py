@@ -16,7 +16,7 @@ from slurm_robust.wire.messages import Shutdown
 
 RESEND_S = 2.0
 QUIET = 2.5
-"""After so many heartbeats that did not come an agent is taken to have ended: it was told to."""
+"""Missing heartbeats after which an agent that was told to end is taken to have ended."""
 
 END_S = 30.0
 """An agent that has not ended by then gets another one beside it, and ends when that is heard."""

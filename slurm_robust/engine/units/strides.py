@@ -27,8 +27,8 @@ SETTLE_S = 5.0
 MAX_SETTLE_S = 1200.0
 # All copies of the largest jobs take 0.05 s to look through.
 LOOK_EVERY_S = 0.25
-# While the local stride rises, the job's log says so once a fault repeats steps of so many seconds, and again
-# after so long at the soonest. What comes after a line has to stay for so long.
+# While the local stride rises, the job's log says so once a fault would repeat this many seconds of steps.
+# Two lines are at least TELL_EVERY_S apart, and a later value is said only after it has held for that long.
 REPEATS_S = 1.0
 TELL_EVERY_S = 30.0
 # The local stride is raised in parts if it would take longer than this to come to a step that all ranks keep.

@@ -19,7 +19,7 @@ from slurm_robust.wire.messages import Heartbeat, Phase, Rehearse, TryRelease
 RESEND_S = 5.0
 
 STEPLESS_S = 60.0
-"""A job that has never made a step, though its ranks have run for so long, makes none that can be counted."""
+"""If ranks have run for this long and the job has never made a step, it makes none that can be counted."""
 
 WAITS_S = 30.0
 """A trial that waits longer for the first step of training says so."""

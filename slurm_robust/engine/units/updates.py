@@ -25,7 +25,7 @@ from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Heartbeat, TryRelease, UpdateJob, UpdateReply
 
 MAX_ANSWERS = 64
-"""So many requests are remembered by their tokens: who asks again gets the same answer."""
+"""Requests whose answers are remembered by token, so that one that is repeated gets the same answer."""
 
 _NAME = re.compile(rf"[0-9a-f]{{{NAME_LETTERS}}}")
 

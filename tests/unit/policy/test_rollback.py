@@ -194,7 +194,6 @@ def test_a_candidate_is_slow_only_by_enough_steps_against_a_pace_that_is_known()
     assert slower(three, 10, 60.0, CANDIDATE, config) == 3.0
     assert slower([*three[:5], *([2.0] * 6)], 11, 42.0, CANDIDATE, config) == 0.0  # the median counts
     assert slower(three[:9], 20, 54.0, CANDIDATE, config) == 0.0
-    assert slower(three, 9, 54.0, CANDIDATE, config) == 0.0
     assert slower([2.9] * 10, 10, 29.0, CANDIDATE, config) == 0.0
     young = Candidate(release=NEW, update=1, before=OLD, pace=PaceHistory(steps=19, p50_s=2.0))
     assert slower(three, 10, 60.0, young, config) == 0.0

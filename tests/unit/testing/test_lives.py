@@ -19,7 +19,7 @@ DIFFER_S = 15.0
 
 
 UPDATED_LIVES = int(os.environ.get("SROBUST_UPDATED_LIVES", "50"))
-"""So many of 200 are lived."""
+"""How many of the 200 lives are played."""
 UPDATED = JobConfig(timings=TIMINGS, updates=UpdateConfig(good_steps=20))
 
 
