@@ -24,8 +24,10 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from slurm_robust.cli.commands import GROUPS
 from slurm_robust.cli.main import main as srobust
 from slurm_robust.cli.main import make_parser
+from slurm_robust.cli.parsing import Parser
 from slurm_robust.config.reader import as_json, default_of
 from slurm_robust.config.reference import PAGES as CONFIGURATION
 from slurm_robust.config.reference import docstrings, page_with_tables
@@ -90,15 +92,14 @@ Slurm calls on nodes.
 def cli(_: str) -> str:
     """docs/reference/cli.md, the whole page."""
     lines = [CLI_HEAD.rstrip()]
-    parsers = list(commands(make_parser()))
-    listed = [
-        (link(parser, parser.prog), first_sentence(parser.description or ""))
-        for parser in parsers[1:]
-        if not members(parser)
-    ]
-    lines += table(("command", "what it does"), listed)
-    for parser in parsers:
-        lines += ["", *command_section(parser)]
+    parser = make_parser()
+    own = members(parser)
+    for title, group in GROUPS.items():
+        inner = [child for name in group for child in commands(own[name]) if not members(child)]
+        rows = [(link(child, child.prog), first_sentence(child.description or "")) for child in inner]
+        lines += ["", f"**{title[0].upper()}{title[1:]}**", *table(("command", "what it does"), rows)]
+    for child in commands(parser):
+        lines += ["", *command_section(child)]
     return "\n".join(lines).strip() + "\n"
 
 
@@ -124,7 +125,7 @@ def command_section(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Heading, usage, arguments and options of one command."""
     depth = len(parser.prog.split())
     yield f"{'#' * min(depth + 1, 3)} {parser.prog}"
-    yield f"\n{parser.description}\n"
+    yield f"\n{' '.join((parser.description or '').split())}\n"
     inner = members(parser)
     if inner:
         yield f"Commands: {', '.join(link(child, name) for name, child in inner.items())}."
@@ -135,7 +136,15 @@ def command_section(parser: argparse.ArgumentParser) -> Iterator[str]:
         rows = [(f"`{spelled(a)}`", said(a, parser)) for a in own if bool(a.option_strings) == given]
         yield from table((title, "meaning"), [row for row in rows if row[0] != "`-h, --help`"])
     if parser.epilog:
-        yield f"\n{parser.epilog}"
+        yield f"\n{' '.join(parser.epilog.split())}"
+    yield from examples(parser)
+
+
+def examples(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The examples of a command, each with what it does as a comment."""
+    if isinstance(parser, Parser) and parser.examples:
+        lines = "\n".join(f"# {text}\n{command}" for command, text in parser.examples)
+        yield f"\n```bash\n{lines}\n```"
 
 
 def usage(parser: argparse.ArgumentParser) -> str:

@@ -23,7 +23,17 @@ def register(commands: Commands) -> None:
 
 def _register_quarantine(commands: Commands) -> None:
     text = "test the nodes that srobust drained; resume those that pass and report the others"
-    parser = add_command(commands, "quarantine", _quarantine, text, json=True)
+    parser = add_command(
+        commands,
+        "quarantine",
+        _quarantine,
+        text,
+        json=True,
+        examples=(
+            ("srobust admin quarantine", "all nodes that srobust drained"),
+            ("srobust admin quarantine gpu007 --once", "one node, for which one passed test is enough"),
+        ),
+    )
     add_nodes(parser)
     parser.add_argument(
         "--once", action="store_true", help="one passed test is enough (default: drain.pass_runs of them)"
@@ -39,7 +49,17 @@ def _register_repair(commands: Commands) -> None:
     text = (
         "reset GPUs and reboot nodes that srobust drained, where repair.mode allows it, and test them again"
     )
-    parser = add_command(commands, "repair", _repair, text, json=True)
+    parser = add_command(
+        commands,
+        "repair",
+        _repair,
+        text,
+        json=True,
+        examples=(
+            ("srobust admin repair --dry-run", "show what would be done"),
+            ("srobust admin repair 'gpu[007,012]'", "only these nodes"),
+        ),
+    )
     add_nodes(parser)
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     add_node_config(parser)
@@ -51,7 +71,16 @@ def _repair(args: argparse.Namespace) -> int:
 
 def _register_install(commands: Commands) -> None:
     text = "write hooks and configuration to this machine and show what slurm.conf needs"
-    parser = add_command(commands, "install", _install, text)
+    parser = add_command(
+        commands,
+        "install",
+        _install,
+        text,
+        examples=(
+            ("srobust admin install --dry-run", "show the files and the lines of slurm.conf"),
+            ("srobust admin install --apply --all-nodes-have-it", "write them, and change slurm.conf"),
+        ),
+    )
     parser.add_argument(
         "--prefix", metavar="DIR", help="folder for scripts and manual pages (default: /usr/local)"
     )
@@ -96,7 +125,18 @@ def _install(args: argparse.Namespace) -> int:
 
 def _register_verify(commands: Commands) -> None:
     text = "show what is wrong on this node and in Slurm's live configuration, and why it matters"
-    _add_slurm_conf(add_command(commands, "verify", _verify, text))
+    _add_slurm_conf(
+        add_command(
+            commands,
+            "verify",
+            _verify,
+            text,
+            examples=(
+                ("srobust admin verify", "this node and Slurm's live configuration"),
+                ("srobust admin verify --slurm-conf /etc/slurm/slurm.conf", "where slurm.conf is not found"),
+            ),
+        )
+    )
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -107,7 +147,16 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _register_uninstall(commands: Commands) -> None:
     text = "remove what install wrote, and show (or undo, with --apply) the change of slurm.conf"
-    parser = add_command(commands, "uninstall", _uninstall, text)
+    parser = add_command(
+        commands,
+        "uninstall",
+        _uninstall,
+        text,
+        examples=(
+            ("srobust admin uninstall --dry-run", "show what would be removed"),
+            ("srobust admin uninstall --apply", "remove it, and undo the change of slurm.conf"),
+        ),
+    )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--apply", action="store_true", help="undo the change of slurm.conf")
     parser.add_argument(

@@ -16,6 +16,11 @@ def register(commands: Commands) -> None:
         "check",
         _check,
         HELP["check"],
+        examples=(
+            ("srobust check", "all checks of this node"),
+            ("srobust check --only 'gpu.*' --deep", "those of its GPUs, with nothing from the cache"),
+            ("srobust check --explain", "what each check looks at"),
+        ),
         epilog="Exit codes: 0 healthy, 1 a warning, 2 the node must not run jobs, 3 something is unknown.",
         json=True,
     )

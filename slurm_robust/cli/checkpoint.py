@@ -27,13 +27,46 @@ def register(commands: Commands) -> None:
     parts = add_group(commands, "checkpoint", HELP["checkpoint"])
 
     text = "list the checkpoints that this node sees in all tiers, and which would be restored"
-    add_command(parts, "ls", _list_copies, text, of_job=True, json=True)
+    add_command(
+        parts,
+        "ls",
+        _list_copies,
+        text,
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust checkpoint ls 4711", "the checkpoints of a job"),
+            ("srobust checkpoint ls gpt-7b", "those of a training, which a next job would go on from"),
+        ),
+    )
 
     text = "read every copy within reach and compare its checksums; exit code 1 if one is damaged"
-    add_command(parts, "verify", _verify_copies, text, of_job=True, json=True)
+    add_command(
+        parts,
+        "verify",
+        _verify_copies,
+        text,
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust checkpoint verify gpt-7b", "read and compare every copy"),
+            ("srobust checkpoint verify gpt-7b --json", "the same for a program"),
+        ),
+    )
 
     text = "make a folder for torch.distributed.checkpoint from the copies within reach"
-    export = add_command(parts, "export", _export, text, of_job=True, json=True)
+    export = add_command(
+        parts,
+        "export",
+        _export,
+        text,
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust checkpoint export 4711 latest --to /shared/export", "the newest checkpoint"),
+            ("srobust checkpoint export gpt-7b 1200 --to /shared/step-1200", "the checkpoint of step 1200"),
+        ),
+    )
     export.add_argument("step", metavar="STEP", help="a step that 'ls' shows, or 'latest'")
     export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder to create")
 
@@ -46,7 +79,10 @@ def register(commands: Commands) -> None:
         ),
         text,
         more="Of a job of a training: those of the training.",
-        epilog="Example: srobust checkpoint rm gpt-7b 1200 1300",
+        examples=(
+            ("srobust checkpoint rm gpt-7b 1200 1300", "two checkpoints, after a question"),
+            ("srobust checkpoint rm gpt-7b 1200 --dry-run", "only show what would go"),
+        ),
         of_job=True,
         json=True,
     )
@@ -61,7 +97,13 @@ def register(commands: Commands) -> None:
         lambda args: removing.prune_main(args.job, args.keep, _asked(args), job_dir=args.job_dir),
         text,
         more="Of a job of a training: those of the training.",
-        epilog="Example: srobust checkpoint prune gpt-7b --keep 1 --dry-run",
+        examples=(
+            (
+                "srobust checkpoint prune gpt-7b --keep 1 --dry-run",
+                "show what would go if only the newest stays",
+            ),
+            ("srobust checkpoint prune 4711 --yes", "all but checkpoint.keep, without a question"),
+        ),
         of_job=True,
         json=True,
     )
@@ -84,8 +126,17 @@ def _register_plan(parts: Commands) -> None:
         _plan,
         text,
         more="For a training that need not exist; asks nobody. The seconds follow from measured rates.",
-        epilog="Exit codes: 0 snapshots fit, 1 none does. "
-        "Example: srobust checkpoint plan --params 70e9 --layout 16x8 --node-memory 2T",
+        epilog="Exit codes: 0 snapshots fit, 1 none does.",
+        examples=(
+            (
+                "srobust checkpoint plan --params 70e9 --layout 16x8 --node-memory 2T",
+                "70 billion parameters on 16 nodes of 8 GPUs and 2 TiB",
+            ),
+            (
+                "srobust checkpoint plan --params 7B --layout 1x8 --node-memory 1T --replicas 8",
+                "DistributedDataParallel: each of the 8 ranks has the whole state",
+            ),
+        ),
         json=True,
     )
     plan.add_argument(

@@ -17,6 +17,10 @@ def register(commands: Commands) -> None:
         "classify",
         _classify,
         HELP["classify"],
+        examples=(
+            ("srobust classify slurm-4711.out", "what the log of a job says"),
+            ("dmesg | srobust classify --stream kernel -", "what the kernel's log says"),
+        ),
         epilog="Several files are logs of several ranks: by their names (rank-00003.err), else in order.",
     )
     parser.add_argument("files", metavar="FILE", nargs="*", help="a log; - for standard input")

@@ -27,10 +27,30 @@ def register(commands: Commands) -> None:
     text = (
         "check configuration files of jobs or nodes: unknown keys, types, values that contradict each other"
     )
-    check = add_command(parts, "check", _check, text)
+    check = add_command(
+        parts,
+        "check",
+        _check,
+        text,
+        examples=(
+            ("srobust config check job.yaml", "a job's configuration"),
+            ("srobust config check /etc/slurm-robust/node.yaml", "the configuration of nodes"),
+        ),
+    )
     check.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a YAML file")
 
-    add_config_options(add_command(parts, "show", _show, "print every key with its value and its source"))
+    add_config_options(
+        add_command(
+            parts,
+            "show",
+            _show,
+            "print every key with its value and its source",
+            examples=(
+                ("srobust config show", "what a run here would use"),
+                ("srobust config show --config job.yaml --set spares=2", "with a file and an option"),
+            ),
+        )
+    )
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -26,6 +26,13 @@ def register(commands: Commands) -> None:
             config=collect(args.config, os.environ, settings_of(args)).build(),
         ),
         HELP["diagnose"],
+        examples=(
+            ("srobust diagnose", "all tests that apply, on the nodes of this allocation"),
+            (
+                "srobust diagnose --nodes 'gpu[001-004]' --storage /shared/tmp",
+                "only these nodes; also write and read in a folder",
+            ),
+        ),
         epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
         json=True,
     )

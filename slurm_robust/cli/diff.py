@@ -12,7 +12,19 @@ from slurm_robust.updates import views
 def register(commands: Commands) -> None:
     """Add the command."""
     more = "Values of environment variables are never shown."
-    parser = add_command(commands, "diff", _diff, HELP["diff"], more=more, of_job=True, json=True)
+    parser = add_command(
+        commands,
+        "diff",
+        _diff,
+        HELP["diff"],
+        more=more,
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust diff 4711", "the previous release against the running one"),
+            ("srobust diff 4711 good running --stat", "the names of the files only"),
+        ),
+    )
     text = "its name, the first digits of it, running, good or previous (default: %(default)s)"
     parser.add_argument("old", metavar="A", nargs="?", default="previous", help=text)
     parser.add_argument("new", metavar="B", nargs="?", default="running", help=text)

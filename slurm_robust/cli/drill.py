@@ -12,7 +12,17 @@ from slurm_robust.diagnostics import live
 def register(commands: Commands) -> None:
     """Add the command."""
     text = HELP["drill"]
-    parser = add_command(commands, "drill", _drill, text, of_job=True)
+    parser = add_command(
+        commands,
+        "drill",
+        _drill,
+        text,
+        of_job=True,
+        examples=(
+            ("srobust drill 4711 kill-rank --rank 3", "kill the worker of rank 3: all ranks restart"),
+            ("srobust drill 4711 stop-rank --rank 3", "stop it, so that training hangs"),
+        ),
+    )
     parser.add_argument(
         "fault", choices=("kill-rank", "stop-rank"), help="SIGKILL; or SIGSTOP, so that the worker hangs"
     )

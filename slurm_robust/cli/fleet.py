@@ -23,7 +23,17 @@ _MAX_DAYS = 36500.0
 
 def register(commands: Commands) -> None:
     """Add ``srobust fleet``."""
-    parser = add_command(commands, "fleet", _fleet, HELP["fleet"], json=True)
+    parser = add_command(
+        commands,
+        "fleet",
+        _fleet,
+        HELP["fleet"],
+        json=True,
+        examples=(
+            ("srobust fleet --since 7d", "all jobs of the last week"),
+            ("srobust fleet --training gpt-7b", "the jobs of trainings of this name"),
+        ),
+    )
     parser.add_argument(
         "--training", metavar="NAME", default="", help="only the jobs of trainings of this name"
     )
@@ -35,10 +45,35 @@ def register_admin(commands: Commands) -> None:
     """Add ``srobust admin fleet`` to the commands of administrators."""
     own = add_group(commands, "fleet", "fill the fleet index, and remove what is old", member="task")
     text = "move what the epilogs have put into the spool into the index; cron runs this"
-    parser = add_command(own, "collect", _collect, text, json=True)
+    parser = add_command(
+        own,
+        "collect",
+        _collect,
+        text,
+        json=True,
+        examples=(
+            ("srobust admin fleet collect", "from fleet.spool_dir into fleet.index of the configuration"),
+            (
+                "srobust admin fleet collect --spool /var/spool/srobust --index /srv/fleet.db",
+                "from this folder into this index",
+            ),
+        ),
+    )
     parser.add_argument("--spool", metavar="DIR", type=Path, help="the spool (default: fleet.spool_dir)")
     add_index(parser)
-    parser = add_command(own, "forget", _forget, "remove jobs that ended long ago, with all that they added")
+    parser = add_command(
+        own,
+        "forget",
+        _forget,
+        "remove jobs that ended long ago, with all that they added",
+        examples=(
+            ("srobust admin fleet forget --days 365", "keep the jobs of the last year"),
+            (
+                "srobust admin fleet forget --days 90 --index /srv/fleet.db",
+                "the same for 90 days, in this index",
+            ),
+        ),
+    )
     parser.add_argument("--days", metavar="D", type=number(1), required=True, help="keep what is younger")
     add_index(parser)
 

@@ -12,7 +12,21 @@ from slurm_robust.report import incident_view
 
 def register(commands: Commands) -> None:
     """Add the command."""
-    one = add_command(commands, "incident", _incident, HELP["incident"], of_job=True, json=True)
+    one = add_command(
+        commands,
+        "incident",
+        _incident,
+        HELP["incident"],
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust incident 4711 2", "incident 2 of job 4711; 'srobust incidents 4711' lists them"),
+            (
+                "srobust incident 4711/2 --logs --stacks",
+                "the same, with the last lines and the stacks of the ranks",
+            ),
+        ),
+    )
     one.add_argument(
         "number",
         metavar="N",

@@ -17,7 +17,19 @@ def register(commands: Commands) -> None:
     """Add the command."""
     text = HELP["incidents"]
     every = add_command(
-        commands, "incidents", _incidents, text, more="--all asks the fleet index of the site.", json=True
+        commands,
+        "incidents",
+        _incidents,
+        text,
+        more="--all asks the fleet index of the site.",
+        json=True,
+        examples=(
+            ("srobust incidents 4711", "the incidents of a job"),
+            (
+                "srobust incidents --all --since 7d --node 'gpu[001-004]'",
+                "those of the last week, of all jobs, that blamed one of these nodes",
+            ),
+        ),
     )
     add_job(every, optional=True)
     every.add_argument("--last", metavar="N", type=whole_number(1), help="only the newest N incidents")

@@ -17,6 +17,13 @@ def register(commands: Commands) -> None:
         _logs,
         HELP["logs"],
         more="What 'srobust run' itself prints is in the job's own log.",
+        examples=(
+            ("srobust logs 4711 -f", "follow rank 0, across restarts and requeues"),
+            (
+                "srobust logs 4711 --rank 17 --err -n 200",
+                "the last 200 lines of the standard error of rank 17",
+            ),
+        ),
         of_job=True,
         json=True,
     )

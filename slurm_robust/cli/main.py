@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
-from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.commands import GROUPS, HELP
 from slurm_robust.cli.parsing import Parser, add_command
 from slurm_robust.cli.words import parse
 from slurm_robust.model.errors import ExitCode, SrobustError
@@ -24,20 +24,37 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What is left to the last line of defence of these is standard output's: commands handle their own files."""
 
 
+class _AllCommands(Parser):
+    """The parser of the whole command line, whose help lists the commands in their groups."""
+
+    def format_help(self) -> str:
+        """Return one line for each command."""
+        width = max(map(len, HELP))
+        lines = ["usage: srobust COMMAND ...", "", self.description or ""]
+        for title, commands in GROUPS.items():
+            lines += ["", f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in commands.items())]
+        return "\n".join([*lines, "", self.epilog or "", ""])
+
+
 def make_parser(only: str | None = None) -> Parser:
     """Return the parser of the whole command line; with ``only`` the other commands are mere names."""
-    parser = Parser(
+    parser = _AllCommands(
         prog="srobust",
-        description="Keeps long PyTorch jobs on plain Slurm productive: detect, isolate, replace, resume.",
-        epilog="'srobust COMMAND --help' has details. SROBUST_DEBUG=1 shows where an error comes from.",
+        description="Keeps long PyTorch jobs on plain Slurm productive:\ndetect, isolate, replace, resume.",
+        epilog="'srobust COMMAND --help' shows its options, with examples.\n"
+        "SROBUST_DEBUG=1 shows where an error comes from.",
     )
     parser.add_argument("--version", action="version", version=f"srobust {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for name, text in HELP.items():
         if only not in (None, name):
             commands.add_parser(name, help=text)
         elif name == "version":
-            add_command(commands, name, _version, text)
+            examples = (
+                ("srobust version", "print the version, for a bug report"),
+                ("srobust --version", "the same"),
+            )
+            add_command(commands, name, _version, text, examples=examples)
         else:
             import_module(f"slurm_robust.cli.{name}").register(commands)
     return parser

@@ -13,7 +13,18 @@ from slurm_robust.cli.parsing import Commands, add_command, add_files, add_nodes
 def register(commands: Commands) -> None:
     """Add the command."""
     more = "Without a fleet index it shows the history."
-    parser = add_command(commands, "nodes", _nodes, HELP["nodes"], more=more, json=True)
+    parser = add_command(
+        commands,
+        "nodes",
+        _nodes,
+        HELP["nodes"],
+        more=more,
+        json=True,
+        examples=(
+            ("srobust nodes --lemons", "score every node by its failures"),
+            ("srobust nodes 'gpu[001-004]' --history --days 90", "what happened to these nodes in 90 days"),
+        ),
+    )
     add_nodes(parser)
     parser.add_argument("--history", action="store_true", help="show what happened to each node")
     parser.add_argument("--lemons", action="store_true", help="score every node by its failures")

@@ -19,6 +19,13 @@ def register(commands: Commands) -> None:
         "notify",
         _notify,
         HELP["notify"],
+        examples=(
+            ("srobust notify 4711", "the channels of a job, and what each has sent"),
+            (
+                "srobust notify --test --config job.yaml",
+                "send a test message through the channels of a configuration",
+            ),
+        ),
         more="Without JOB, --test takes the configuration that 'srobust run' would use here.",
         epilog="Exit codes of --test: 0 all messages were sent, 1 a channel failed.",
         json=True,

@@ -16,6 +16,9 @@ from slurm_robust.util.hostlist import InvalidHostlist, expand
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 """What add_subparsers() returns: it has only a private name, and is generic only for type checkers."""
 
+Examples: TypeAlias = tuple[tuple[str, str], ...]
+"""Command lines as they are typed, each with what it does."""
+
 _MAX_NUMBER = 1e9
 """No option takes more; dates do not reach further."""
 
@@ -36,11 +39,17 @@ class Parser(argparse.ArgumentParser):
     Options are never abbreviated: an option that is added later must not change what a script says.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: Examples = (), **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self.examples = examples
         # -7e9 and -2T are values, too, which the option refuses in its own words.
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
+
+    def format_help(self) -> str:
+        """Return argparse's help, and the examples below."""
+        lines = [f"  {command}\n      {text}\n" for command, text in self.examples]
+        return "".join([super().format_help(), *(["\nexamples:\n"] if lines else []), *lines])
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
@@ -138,21 +147,24 @@ Handler = Callable[[argparse.Namespace], int]
 def add_command(
     commands: Commands,
     name: str,
-    handler: Handler,
+    handler: Handler | None,
     text: str,
     *,
+    examples: Examples,
     more: str = "",
     epilog: str | None = None,
+    usage: str | None = None,
     of_job: bool = False,
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command whose help is ``text``, with ``more`` in its own help.
+    """Add a command whose help is ``text``, with ``more`` in its own help, and ``examples`` at its end.
 
     ``of_job`` gives it the argument JOB, ``json`` the option ``--json``.
+    A command without ``handler`` is only parsed.
     """
     description = " ".join(filter(None, (f"{text[0].upper()}{text[1:]}.", more)))
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=description, epilog=epilog
+        name, help=text, description=description, epilog=epilog, usage=usage, examples=examples
     )
     if of_job:
         add_job(parser)

@@ -11,7 +11,18 @@ from slurm_robust.updates import views
 
 def register(commands: Commands) -> None:
     """Add the command."""
-    add_command(commands, "releases", _releases, HELP["releases"], of_job=True, json=True)
+    add_command(
+        commands,
+        "releases",
+        _releases,
+        HELP["releases"],
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust releases 4711", "which release runs, and which were good"),
+            ("srobust releases 4711 --json", "the same for a program"),
+        ),
+    )
 
 
 def _releases(args: argparse.Namespace) -> int:

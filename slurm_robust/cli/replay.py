@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, UsageError
+from slurm_robust.cli.parsing import Commands, UsageError, add_command
 from slurm_robust.cli.run import configured
 from slurm_robust.cli.settings import add_config_options
 from slurm_robust.cli.training_command import kind_of, options_of
@@ -18,12 +18,18 @@ REPLAY_USAGE = """srobust replay [options] script.py [args ...]
 
 def register(commands: Commands) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "replay",
-        help=HELP["replay"],
-        description="Run a few steps of a training in small groups of the nodes of this Slurm job, in two "
-        "phases, and name the node that the groups with other results have in common. docs/replay.md says "
-        "what the script must do. Options end at the script: everything after it belongs to the script.",
+        _replay,
+        HELP["replay"],
+        more="Runs a few steps in small groups of the nodes of this Slurm job, in two phases, and names the "
+        "node that the groups with other results have in common. docs/replay.md says what the script must "
+        "do. Options end at the script: everything after it belongs to the script.",
+        examples=(
+            ("srobust replay replay.py --seed 7", "a script with its arguments"),
+            ("srobust replay --nproc-per-node 8 -m project.replay", "a module, with 8 workers on each node"),
+        ),
         epilog="Exit codes: 0 all groups agree, 1 a node is named, 3 no verdict.",
         usage=REPLAY_USAGE,
     )
@@ -36,7 +42,6 @@ def register(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
     add_config_options(parser)
-    parser.set_defaults(handler=_replay)
 
 
 def _replay(args: argparse.Namespace) -> int:

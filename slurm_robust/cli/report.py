@@ -20,6 +20,11 @@ def register(commands: Commands) -> None:
         text,
         more="Of a running or ended job, or of all jobs of a training, also from a copy of their folders on "
         "a machine without Slurm.",
+        examples=(
+            ("srobust report 4711 --html report.html", "one page with timeline, curves and evidence"),
+            ("srobust report gpt-7b", "all jobs of a training, as text"),
+            ("srobust report 4711 --csv --table incidents", "a table for a spreadsheet"),
+        ),
         of_job=True,
         json=True,
     )

@@ -18,7 +18,22 @@ def register(commands: Commands) -> None:
         "Without RELEASE an update that waits is withdrawn; if none waits, the last good release comes back. "
         "--withdraw never goes back."
     )
-    parser = add_command(commands, "rollback", _rollback, text, more=more, of_job=True, json=True)
+    parser = add_command(
+        commands,
+        "rollback",
+        _rollback,
+        text,
+        more=more,
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust rollback 4711", "withdraw the update that waits, else return to the last good release"),
+            (
+                "srobust rollback 4711 previous --lazy -m 'loss is worse'",
+                "return to the previous release with the next recovery",
+            ),
+        ),
+    )
     parser.add_argument(
         "release", metavar="RELEASE", nargs="?", help="its name, the first digits of it, good or previous"
     )

@@ -23,7 +23,7 @@ from slurm_robust.run.preflight import check_command
 
 def register(commands: Commands) -> None:
     """Add the command."""
-    add_run(commands).set_defaults(handler=_run)
+    add_run(commands, _run)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, Handler, UsageError, add_command, add_group, whole_number
+from slurm_robust.cli.parsing import (
+    Commands,
+    Examples,
+    Handler,
+    UsageError,
+    add_command,
+    add_group,
+    whole_number,
+)
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import SandboxConfig
@@ -54,8 +62,10 @@ def register(commands: Commands) -> None:
     _register_fault(own)
 
 
-def _add(commands: Commands, name: str, handler: Handler, text: str) -> argparse.ArgumentParser:
-    parser = add_command(commands, name, handler, text)
+def _add(
+    commands: Commands, name: str, handler: Handler, text: str, examples: Examples
+) -> argparse.ArgumentParser:
+    parser = add_command(commands, name, handler, text, examples=examples)
     parser.add_argument("--name", default="default", help="name of the sandbox (default: %(default)s)")
     return parser
 
@@ -69,7 +79,19 @@ def _attach(args: argparse.Namespace) -> Sandbox:
 
 def _register_up(commands: Commands) -> None:
     default = SandboxConfig()
-    up = _add(commands, "up", _up, "boot a cluster and wait until all its nodes are idle")
+    up = _add(
+        commands,
+        "up",
+        _up,
+        "boot a cluster and wait until all its nodes are idle",
+        (
+            ("srobust sandbox up --nodes 6", "6 nodes of 1 CPU each"),
+            (
+                "srobust sandbox up --name gpus --nodes 4 --gpus-per-node 8",
+                "another one, of nodes with fake GPUs",
+            ),
+        ),
+    )
     numbers = (
         ("--nodes", default.nodes, "compute nodes n1..nN"),
         ("--cpus", default.cpus, "CPUs that each node claims to have"),
@@ -134,7 +156,14 @@ def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
 
 def _register_down(commands: Commands) -> None:
     down = _add(
-        commands, "down", _down, "shut a cluster down and remove all of it; also succeeds when none is up"
+        commands,
+        "down",
+        _down,
+        "shut a cluster down and remove all of it; also succeeds when none is up",
+        (
+            ("srobust sandbox down", "the sandbox named default"),
+            ("srobust sandbox down --all", "every sandbox of this machine"),
+        ),
     )
     down.add_argument("--all", action="store_true", help="every sandbox of this machine")
     down.add_argument("--cache", action="store_true", help="also remove the cached empty database")
@@ -157,10 +186,37 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def _register_views(commands: Commands) -> None:
-    status = _add(commands, "status", _status, "show nodes and daemons; exit code 1 when one is missing")
+    status = _add(
+        commands,
+        "status",
+        _status,
+        "show nodes and daemons; exit code 1 when one is missing",
+        (
+            ("srobust sandbox status", "nodes and daemons"),
+            ("srobust sandbox status --name gpus --json", "of another sandbox, for a program"),
+        ),
+    )
     status.add_argument("--json", action="store_true", help="as one JSON object")
-    add_command(commands, "list", _list, "show the sandboxes of this machine")
-    logs = _add(commands, "logs", _logs, "print a daemon's log")
+    add_command(
+        commands,
+        "list",
+        _list,
+        "show the sandboxes of this machine",
+        examples=(
+            ("srobust sandbox list", "one line each"),
+            ("srobust sandbox list | grep gpus", "whether one is there"),
+        ),
+    )
+    logs = _add(
+        commands,
+        "logs",
+        _logs,
+        "print a daemon's log",
+        (
+            ("srobust sandbox logs slurmctld -n 50", "the last 50 lines of Slurm's controller"),
+            ("srobust sandbox logs slurmd-n3", "the log of a node's slurmd"),
+        ),
+    )
     logs.add_argument("daemon", metavar="DAEMON", help="slurmctld, slurmdbd, mariadbd, init, slurmd-n3 ...")
     logs.add_argument(
         "-n", "--lines", metavar="N", type=whole_number(), default=0, help="only the last N lines"
@@ -189,14 +245,36 @@ def _logs(args: argparse.Namespace) -> int:
 
 
 def _register_commands(commands: Commands) -> None:
-    run = _add(commands, "exec", _exec, "run a command inside")
+    run = _add(
+        commands,
+        "exec",
+        _exec,
+        "run a command inside",
+        (
+            ("srobust sandbox exec -- squeue", "as the first ordinary user, on the head node"),
+            ("srobust sandbox exec --node n1 --user root -- ls /dev/shm", "as root on a compute node"),
+            ("srobust sandbox exec", "a shell"),
+        ),
+    )
     run.add_argument("--node", default="head", help="head or n1..nN (default: %(default)s)")
     run.add_argument("--user", help="root or one of --users (default: the first of them)")
     run.add_argument(
         "argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command (default: a shell)"
     )
     text = "submit a batch script from the head node and print the job's id"
-    submit = _add(commands, "submit", _submit, text)
+    submit = _add(
+        commands,
+        "submit",
+        _submit,
+        text,
+        (
+            ("srobust sandbox submit train.sbatch", "print the id of the new job"),
+            (
+                "srobust sandbox submit -- --nodes=4 train.sbatch --steps 100",
+                "with an option of sbatch and arguments of the script",
+            ),
+        ),
+    )
     submit.add_argument("--user", help="one of --users (default: the first of them)")
     submit.add_argument(
         "argv",
@@ -204,7 +282,16 @@ def _register_commands(commands: Commands) -> None:
         metavar="[-- --OPTION=VALUE ...] SCRIPT [ARG ...]",
         help="after --, sbatch's options, each as --OPTION=VALUE; then the script with its arguments",
     )
-    _add(commands, "heal", _heal, "undo all faults, cancel all jobs, and wait until every node is idle")
+    _add(
+        commands,
+        "heal",
+        _heal,
+        "undo all faults, cancel all jobs, and wait until every node is idle",
+        (
+            ("srobust sandbox heal", "the sandbox named default"),
+            ("srobust sandbox heal --name gpus", "another one"),
+        ),
+    )
 
 
 def _exec(args: argparse.Namespace) -> int:
@@ -241,7 +328,7 @@ def _register_fault(commands: Commands) -> None:
     text = "inject a fault, or undo one; prints it with its time as JSON"
     faults = add_group(commands, "fault", text, member="fault")
     for name, text in NODE_FAULTS.items():
-        fault = _add(faults, name, _fault, text)
+        fault = _add(faults, name, _fault, text, _fault_examples(f"{name} n2"))
         fault.add_argument("node", metavar="NODE", help="n1..nN")
         if name == "fill-disk":
             fault.add_argument("--path", default="/tmp", help="/tmp or /dev/shm (default: %(default)s)")
@@ -249,15 +336,20 @@ def _register_fault(commands: Commands) -> None:
                 "--mb", type=whole_number(1), metavar="N", help="MiB to write (default: all that is left)"
             )
     for name, text in HEAD_FAULTS.items():
-        _add(faults, name, _fault, text)
+        _add(faults, name, _fault, text, _fault_examples(name))
     for name, text in RANK_FAULTS.items():
-        fault = _add(faults, name, _fault, text)
+        fault = _add(faults, name, _fault, text, _fault_examples(f"{name} --job 1 --rank 2"))
         fault.add_argument(
             "--job", dest="job_id", metavar="JOB", type=whole_number(1), required=True, help="job id"
         )
         fault.add_argument(
             "--rank", metavar="R", type=whole_number(), required=True, help="global rank of the worker"
         )
+
+
+def _fault_examples(fault: str) -> Examples:
+    command = f"srobust sandbox fault {fault}"
+    return ((command, "in the sandbox named default"), (f"{command} --name gpus", "in another one"))
 
 
 def _fault(args: argparse.Namespace) -> int:

@@ -43,6 +43,13 @@ def _register_plan(commands: Commands) -> None:
         "plan",
         _plan,
         "say how many spares are needed, from the failures of the nodes",
+        examples=(
+            ("srobust spares plan", "for all nodes, by their failures of 28 days"),
+            (
+                "srobust spares plan --nodes gpu --rate 0.001 --group 4",
+                "for a partition whose nodes fail once in 1000 days, up to 4 at once",
+            ),
+        ),
         more="The number is the 99th percentile of the nodes that fail before a used spare is replaced.",
         json=True,
     )
@@ -129,7 +136,22 @@ def _share(text: str) -> float:
 
 def _register_create(commands: Commands) -> None:
     text = "show what would reserve spare nodes; with --apply, reserve them"
-    parser = add_command(commands, "create", _create, text)
+    parser = add_command(
+        commands,
+        "create",
+        _create,
+        text,
+        examples=(
+            (
+                "srobust spares create --count 4 --accounts ml",
+                "show what would reserve 4 nodes for an account",
+            ),
+            (
+                "srobust spares create --nodes 'gpu[061-064]' --users alice,bob --apply",
+                "reserve these nodes for two users",
+            ),
+        ),
+    )
     nodes = parser.add_mutually_exclusive_group(required=True)
     nodes.add_argument(
         "--count",
@@ -181,6 +203,10 @@ def _register_status(commands: Commands) -> None:
         "status",
         lambda args: spares.status(args.name, _wanted(args), json=args.json),
         "show the state of each spare, and compare their number with the plan",
+        examples=(
+            ("srobust spares status", "the state of each spare"),
+            ("srobust spares status --name ml_spares --json", "another reservation, for a program"),
+        ),
         epilog="Exit codes: 0 as many as reserved and planned are ready or in use, 1 fewer.",
         json=True,
     )
@@ -190,7 +216,16 @@ def _register_status(commands: Commands) -> None:
 
 def _register_remove(commands: Commands) -> None:
     text = "show what returns the spares to general use; with --apply, do it"
-    parser = add_command(commands, "remove", _remove, text)
+    parser = add_command(
+        commands,
+        "remove",
+        _remove,
+        text,
+        examples=(
+            ("srobust spares remove", "show what would return the spares"),
+            ("srobust spares remove --apply", "return them"),
+        ),
+    )
     _add_name(parser)
     parser.add_argument("--apply", action="store_true", help="do it; only root and operators of Slurm can")
     parser.add_argument("--force", action="store_true", help="cancel the jobs that use or wait for a spare")

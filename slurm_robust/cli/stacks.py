@@ -20,6 +20,13 @@ def register(commands: Commands) -> None:
         HELP["stacks"],
         more="Training goes on undisturbed.",
         epilog="Exit codes: 0 all nodes answered, 1 some did not, 66 no stacks can be taken.",
+        examples=(
+            ("srobust stacks 4711", "where the ranks are, in groups that do the same"),
+            (
+                "srobust stacks 4711 --rank 3 --save stacks.json",
+                "with the full stacks of rank 3; those of all ranks go to a file",
+            ),
+        ),
         of_job=True,
         json=True,
     )

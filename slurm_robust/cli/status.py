@@ -12,7 +12,19 @@ from slurm_robust.report import startup, status
 def register(commands: Commands) -> None:
     """Add the command."""
     text = HELP["status"]
-    parser = add_command(commands, "status", _status, text, of_job=True, json=True)
+    parser = add_command(
+        commands,
+        "status",
+        _status,
+        text,
+        of_job=True,
+        json=True,
+        examples=(
+            ("srobust status 4711", "what is wrong, what is done about it, and how far training is"),
+            ("srobust status 4711 --watch", "the same, again every 2 seconds until the job has ended"),
+            ("srobust status 4711 --phases", "how long each phase of the newest start took"),
+        ),
+    )
     parser.add_argument(
         "--phases",
         action="store_true",

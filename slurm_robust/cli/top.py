@@ -15,6 +15,10 @@ def register(commands: Commands) -> None:
         lambda args: command.main(args.jobs, json=args.json, job_dir=args.job_dir),
         HELP["top"],
         more="Reads the job's folder only. 's' sorts nodes, 'w' filters them, '?' shows all keys, 'q' quits.",
+        examples=(
+            ("srobust top", "all jobs of the folder srobust-jobs"),
+            ("srobust top 4711", "one job"),
+        ),
         json=True,
     )
     parser.add_argument(

@@ -15,6 +15,10 @@ def register(commands: Commands) -> None:
         lambda args: trace.main(args.job, otlp=args.otlp, json=args.json, job_dir=args.job_dir),
         HELP["trace"],
         more="Also of a job that has ended. Sent twice, a span has the same id.",
+        examples=(
+            ("srobust trace 4711", "the spans in the order of their beginning"),
+            ("srobust trace 4711 --otlp http://localhost:4318", "send them to an OpenTelemetry collector"),
+        ),
         of_job=True,
         json=True,
     )

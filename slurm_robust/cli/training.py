@@ -17,7 +17,14 @@ def register(commands: Commands) -> None:
         _training,
         HELP["training"],
         more="Those that 'srobust run --fresh' moved aside are listed, too.",
-        epilog="Examples: srobust training; srobust training gpt-7b; srobust training 4711",
+        examples=(
+            ("srobust training", "all trainings"),
+            (
+                "srobust training gpt-7b",
+                "the jobs of a training: from which step to which, how each ended, its ETTR",
+            ),
+            ("srobust training 4711", "those of the training of which this job is a chapter"),
+        ),
         json=True,
     )
     parser.add_argument(

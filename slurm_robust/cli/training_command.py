@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, UsageError
+from slurm_robust.cli.parsing import Commands, Handler, UsageError, add_command
 from slurm_robust.cli.settings import add_config_options, settings_of
 from slurm_robust.cli.words import OWN_OPTIONS
 from slurm_robust.config.job import JobConfig
@@ -22,13 +22,22 @@ USAGE = """srobust run [options] script.py [args ...]
        srobust run [options] -- any-command [args ...]"""
 
 
-def add_run(commands: Commands) -> argparse.ArgumentParser:
-    """Add ``srobust run``, without what carries it out."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+def add_run(commands: Commands, handler: Handler | None = None) -> argparse.ArgumentParser:
+    """Add ``srobust run``, carried out by ``handler``."""
+    parser = add_command(
+        commands,
         "run",
-        help=HELP["run"],
-        description="Run a training on the nodes of this Slurm job and keep it going. "
-        "Options end at the script: everything after it belongs to the script.",
+        handler,
+        HELP["run"],
+        more="Options end at the script: everything after it belongs to the script.",
+        examples=(
+            ("srobust run train.py --lr 1e-4", "a script with its arguments, on all nodes of the job"),
+            ("srobust run --nodes 16 --spares 2 -m project.train", "a module on 16 nodes; 2 more stand by"),
+            (
+                "srobust run --training gpt-7b -- python -u train.py",
+                "any command; the job is a chapter of a training",
+            ),
+        ),
         usage=USAGE,
     )
     for option, (key, kind, metavar, text) in OWN_OPTIONS.items():

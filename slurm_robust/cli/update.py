@@ -15,15 +15,27 @@ MORE = (
     "What no option names stays as it runs; the code is taken anew from its place. Words behind '--' are the "
     "new arguments of the script, as --args."
 )
-EPILOG = (
-    "srobust update 4711 --now    srobust update 4711 --lazy --deadline 6h -m 'smaller peak lr' -- --lr 1e-4"
-)
 
 
 def register(commands: Commands) -> None:
     """Add the command."""
     text = HELP["update"]
-    parser = add_command(commands, "update", _update, text, more=MORE, epilog=EPILOG, of_job=True, json=True)
+    parser = add_command(
+        commands,
+        "update",
+        _update,
+        text,
+        more=MORE,
+        examples=(
+            ("srobust update 4711 --now", "take the code anew and start it at once on the same nodes"),
+            (
+                "srobust update 4711 --lazy --deadline 6h -m 'smaller peak lr' -- --lr 1e-4",
+                "other arguments of the script, with the next recovery or in 6 hours",
+            ),
+        ),
+        of_job=True,
+        json=True,
+    )
     parser.add_argument(
         "--code", metavar="DIR", help="take the code from there instead, for example another checkout of it"
     )

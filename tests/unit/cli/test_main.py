@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli import main as cli
+from slurm_robust.cli.commands import GROUPS
 from slurm_robust.cli.main import main, make_parser
-from slurm_robust.cli.parsing import span
-from slurm_robust.cli.words import OTHER_VALUE_OPTIONS, OWN_OPTIONS, split_command
+from slurm_robust.cli.parsing import Examples, Parser, span
+from slurm_robust.cli.words import OTHER_VALUE_OPTIONS, OWN_OPTIONS, parse, split_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm.errors import NotInAllocation
+from tests.pages import commands
 
 FROZEN = Path(__file__).with_name("options.txt")
 
@@ -55,6 +58,42 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         main([*name.split()[1:], "--help"])
     assert ended.value.code == 0
     assert f"usage: {name}" in capsys.readouterr().out
+
+
+def test_help_of_all_commands_has_one_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for title, commands in GROUPS.items():
+        first = lines.index(f"{title}:") + 1
+        shown = [line.split(None, 1) for line in lines[first : first + len(commands)]]
+        assert shown == [[name, text] for name, text in commands.items()]
+
+
+def examples_of_commands() -> Iterator[tuple[str, Examples]]:
+    """The examples of each command that is no group of commands."""
+    for name, parser in tree(make_parser()):
+        assert isinstance(parser, Parser)
+        if not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions):
+            yield name, parser.examples
+
+
+@pytest.mark.parametrize(("name", "examples"), [*examples_of_commands()])
+def test_help_ends_with_examples_that_are_right(
+    name: str, examples: Examples, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split()[1:], "--help"])
+    end = capsys.readouterr().out.partition("\nexamples:\n")[2].splitlines()
+    assert end == [line for line, text in examples for line in (f"  {line}", f"      {text}")]
+    assert max(map(len, end)) <= 80
+    assert len(examples) >= 2
+    for line, _ in examples:
+        (argv,) = commands(line, "srobust")
+        assert line == "srobust --version" or f"{shlex.join(argv)} ".startswith(f"{name} ")
+        if argv[1:] != ["--version"]:
+            parse(make_parser(argv[1]), argv[1:])
 
 
 def test_the_version_as_everybody_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
