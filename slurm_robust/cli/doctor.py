@@ -37,8 +37,9 @@ def register(commands: Commands) -> None:
             ("srobust doctor --jobid 4711 --verbose", "a job, with what is good or unknown"),
             ("srobust doctor", "what there is without a script: this node, or the job it runs in"),
         ),
-        more="Looks at Slurm, the job, its software and its node. Runs on a login node, for a batch script before it is submitted, and inside a job "
-        "('srun srobust doctor' on each of its nodes). It changes nothing and needs no special rights. "
+        more="Looks at Slurm, the job, its software and its node. Runs on a login node, for a batch script "
+        "before it is submitted, and inside a job ('srun srobust doctor' on each of its nodes). It changes "
+        "nothing and needs no special rights. "
         "What it cannot see is unknown, which is not bad.",
         epilog="Exit codes: 0 nothing bad, 1 something bad.",
         json=True,

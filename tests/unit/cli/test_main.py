@@ -65,10 +65,10 @@ def test_help_of_all_commands_has_one_line_for_each(capsys: pytest.CaptureFixtur
         main(["--help"])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    for title, commands in GROUPS.items():
+    for title, group in GROUPS.items():
         first = lines.index(f"{title}:") + 1
-        shown = [line.split(None, 1) for line in lines[first : first + len(commands)]]
-        assert shown == [[name, text] for name, text in commands.items()]
+        shown = [line.split(None, 1) for line in lines[first : first + len(group)]]
+        assert shown == [[name, text] for name, text in group.items()]
 
 
 def examples_of_commands() -> Iterator[tuple[str, Examples]]:
