@@ -19,7 +19,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
 from slurm_robust.policy.quick_test import format_quick
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import clean_log, count, date_and_time, one_line
+from slurm_robust.util.text import clean_log, count, date_and_time, first_sentence, one_line
 
 MAX_LINES = 20
 """Last lines of the first failed worker that are shown."""
@@ -71,6 +71,8 @@ class IncidentRow(Record):
     """The job that it belongs to, among those of several jobs, else ""."""
     of_job: int = 0
     """Its number there."""
+    why: str = ""
+    """Why the first of them is a fault (a limit, and where it comes from); "" if it says all."""
 
     @property
     def name(self) -> str:
@@ -116,6 +118,7 @@ def incident_row(report: IncidentReport) -> IncidentRow:
         status=report.status,
         symptom=report.symptom,
         signs=report.signs,
+        why=report.why,
         blamed=blamed(report),
         suspects=report.suspects,
         done=done(report),
@@ -133,6 +136,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
     others = "; ".join(verdict.reason for verdict in report.others)
     return [
         ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
+        *([("why", one_line(report.why))] if report.why else []),
         ("blamed", blamed(report) + sure),
         *([("release", updates.candidate_text(report.update, report.t))] if report.update else []),
         *([("other faults", one_line(others))] if others else []),
@@ -250,6 +254,11 @@ def actions_text(decided: ev.Decided) -> str:
     return text if decided.carried_out else f"observed only: {text}"
 
 
+def short_reason(decided: ev.Decided) -> str:
+    """Return why it was decided, in one short sentence; the report on the incident has all of it."""
+    return first_sentence(decided.verdict.reason if decided.verdict is not None else decided.reason)
+
+
 def _action(action: inc.Action) -> str:
     match action:
         case inc.Swap(first=first, second=second):
@@ -313,7 +322,7 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
                 parts.append(f"newest usable checkpoint: step {event.sealed_step}")
             yield "stopped", "; ".join(parts)
         case ev.Decided():
-            yield "verdict", _verdict(event)
+            yield "verdict", _verdict(event, report.signs)
             yield "done", actions_text(event)
         case ev.NodesTested():
             failed = f"failed: {fold(event.suspects)}" if event.suspects else "no node failed by itself"
@@ -392,7 +401,8 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
             yield "note", f"{event.node}: {event.text}" if event.node else event.text
 
 
-def _verdict(event: ev.Decided) -> str:
+def _verdict(event: ev.Decided, signs: Sequence[str]) -> str:
+    """Return what is at fault and why; not again what the lines before it say was seen."""
     verdict = event.verdict
     if verdict is None:
         return event.reason
@@ -406,6 +416,8 @@ def _verdict(event: ev.Decided) -> str:
     # What follows the verdict's own reason are the actions, which have their line.
     has_actions = event.reason.startswith(f"{verdict.reason}: ")
     reason = verdict.reason if has_actions else event.reason
+    seen = next((sign for sign in signs if reason.startswith(f"{sign}; ")), "")
+    reason = reason[len(seen) + 2 :] if seen else reason
     return f"{at_fault} ({_evidence(verdict)}): {reason}"
 
 

@@ -64,6 +64,9 @@ class IncidentReport(Record):
     generations: tuple[int, ...]
     """The one in which it began, then those launched since."""
 
+    why: str = ""
+    """Why the first of them is a fault (a limit, and where it comes from); "" if it says all."""
+
     placements: dict[int, Placement] = {}
     """The nodes of these generations."""
 
@@ -210,6 +213,7 @@ def _report(
         generation=opened.generation,
         symptom=seen[0].symptom.value,
         signs=tuple(sign.detail for sign in seen),
+        why=seen[0].why,
         status=status,
         events=(*(e for e in past.notes if e.t >= since), *own),
         generations=(opened.generation, *(e.generation for e in launched)),

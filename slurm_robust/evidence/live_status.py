@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.evidence.incident_text import actions_text
+from slurm_robust.evidence.incident_text import actions_text, short_reason
 from slurm_robust.evidence.updates import who
 from slurm_robust.model import events as ev
 from slurm_robust.model.live_status import (
@@ -109,9 +109,10 @@ class IncidentFollower:
             number=found.number,
             symptom=found.symptom.value,
             sign=one_line(opened.detail, MAX_TEXT) if opened is not None else "",
+            why=one_line(opened.why, MAX_TEXT) if opened is not None else "",
             age_s=max(0.0, now - opened.t) if opened is not None else 0.0,
             step=found.step,
-            reason=one_line(decided.reason, MAX_TEXT) if decided is not None else "",
+            reason=one_line(short_reason(decided), MAX_TEXT) if decided is not None else "",
             actions=one_line(actions_text(decided), MAX_TEXT) if decided is not None else "",
             blame=verdict.blame.value if verdict is not None else "",
             suspects=verdict.suspects if verdict is not None else (),

@@ -264,9 +264,12 @@ class IncidentOpened(WorldEvent):
     generation: int
     symptom: Symptom
     detail: str
+    """What was seen."""
     detect_s: float
     """Seconds from the fault as seen from outside until now."""
     best_step: int
+    why: str = ""
+    """Why that is a fault, such as the limit and where it comes from; "" if ``detail`` says all."""
 
 
 class SymptomAdded(WorldEvent):
@@ -275,6 +278,9 @@ class SymptomAdded(WorldEvent):
     incident: int
     symptom: Symptom
     detail: str
+    """As in :class:`IncidentOpened`."""
+    why: str = ""
+    """As in :class:`IncidentOpened`."""
 
 
 class StopStarted(WorldEvent):

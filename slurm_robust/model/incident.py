@@ -132,7 +132,9 @@ class Fault(Record):
     symptom: Symptom | None = None
     """What was seen first; None if the generation ended before anything was detected."""
     detail: str = ""
-    """A text of what was seen."""
+    """What was seen, in one short sentence."""
+    why: str = ""
+    """Why that is a fault, such as the limit and where it comes from; "" if ``detail`` says all."""
     detect_s: float = 0.0
     """Seconds from the fault as seen from outside until it was detected."""
     times: int = 1

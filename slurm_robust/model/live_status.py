@@ -132,7 +132,7 @@ class LiveIncident(Record):
     step: int
     """Newest completed step when it began."""
     reason: str = ""
-    """Why it was decided what to do; "" as long as nothing is."""
+    """Why it was decided what to do, in one short sentence; "" as long as nothing is."""
     actions: str = ""
     """What is done about it."""
     blame: str = ""
@@ -140,6 +140,8 @@ class LiveIncident(Record):
     suspects: tuple[str, ...] = ()
     carried_out: bool = True
     """False in observe mode."""
+    why: str = ""
+    """Why ``sign`` is a fault; "" if it says all."""
 
 
 class LiveRelease(Record):

@@ -122,7 +122,7 @@ class PaceVerdict(Record):
     symptom: Symptom
     """A hang, or a slowdown."""
     text: str
-    """Says all of it."""
+    """What is wrong; the ranks and the limit are beside it."""
     ranks: tuple[int, ...]
     """Behind the others; none if all are equal."""
     since_s: float
@@ -325,7 +325,7 @@ class PaceWatch:
         if self._reported_s is None:
             return None
         self._doubt(sample)
-        return _hang(sample, sample.behind, still_s, bound)
+        return _hang(sample, sample.behind, still_s, bound, self.history.p50_s)
 
     def _doubt(self, sample: _Sample) -> None:
         """Doubt what was learned: if it is too short here, no hang may come of it a second time."""
@@ -352,7 +352,8 @@ class PaceWatch:
         was_reported, self._reported_alone = self._reported_alone, bool(ranks)
         if was_reported or not ranks:
             return None
-        return _hang(sample, ranks, max(r.age_s for r in sample.records if r.rank == ranks[0]), allowed)
+        since_s = max(r.age_s for r in sample.records if r.rank == ranks[0])
+        return _hang(sample, ranks, since_s, allowed, self.history.p50_s)
 
     def _slow(self, now: float) -> PaceVerdict | None:
         if not self._slowdown.is_slow:
@@ -364,7 +365,7 @@ class PaceWatch:
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
             symptom=Symptom.SLOW,
-            text=f"steps take {span(recent)}, the limit is {span(self._slowdown.limit_s)} ({why})",
+            text=f"steps take {span(recent)} (usual {span(reference)})",
             ranks=(),
             since_s=self._slowdown.measured_s,
             bound_s=self._slowdown.limit_s,
@@ -383,15 +384,17 @@ def is_news(before: PaceHistory, after: PaceHistory) -> bool:
     return any(max(pair) > _NEWS_FACTOR * min(pair) for pair in pairs)
 
 
-def _hang(sample: _Sample, ranks: tuple[int, ...], since_s: float, bound: Bound) -> PaceVerdict:
+def _hang(
+    sample: _Sample, ranks: tuple[int, ...], since_s: float, bound: Bound, usual_s: float
+) -> PaceVerdict:
     if sample.phases:
         what, at = f"phase {', '.join(sample.phases)} goes on", ""
     elif sample.is_first:
         what, at = "no first step", ""
     else:
         what, at = "no step", f" since step {min(r.step for r in sample.records)}"
-    who = f"{named_ranks(ranks)} behind the others; " if ranks else ""
-    text = f"{what} for {span(since_s)}{at}: {who}the limit is {span(bound.seconds)} ({bound.why})"
+        at += f" (usual {span(usual_s)})" if usual_s else ""
+    text = f"{what} for {span(since_s)}{at}"
     return PaceVerdict(
         symptom=Symptom.HANG, text=text, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
     )

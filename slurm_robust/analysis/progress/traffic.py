@@ -83,7 +83,8 @@ def fallen_silent(
     text = f"the links of all {len(known)} nodes have carried next to nothing for {span(since_s)}"
     return Fault(
         symptom=Symptom.HANG,
-        detail=f"{text}, the limit is {span(allowed_s)}",
+        detail=text,
+        why=f"the limit is {span(allowed_s)}",
         detect_s=since_s,
         low_confidence=True,
     )

@@ -68,7 +68,9 @@ class Incidents:
         detect_s = max(0.0, fault.detect_s, self.unwatched_s(now))
         if state.world.incident is not None:
             number = state.world.incident.number
-            context.record(ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail))
+            context.record(
+                ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail, why=fault.why)
+            )
         else:
             number = state.incidents + 1
             self._clock = _Clock(number, now.mono, detect_s)
@@ -81,9 +83,11 @@ class Incidents:
                     detail=detail,
                     detect_s=detect_s,
                     best_step=state.world.best_step,
+                    why=fault.why,
                 )
             )
-        context.emit(Say(text=f"incident {number}: {detail} (detected after {detect_s:.2f} s)"))
+        why = f"; {fault.why}" if fault.why else ""
+        context.emit(Say(text=f"incident {number}: {detail}{why} (detected after {detect_s:.2f} s)"))
 
     def decide(self, decided: ev.Decided, now: Now) -> None:
         """Write down what is decided to do; the first decision that finds out nothing more is timed."""

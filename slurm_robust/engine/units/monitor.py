@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.analysis.progress.metrics import MetricWatch
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.analysis.progress.traffic import fallen_silent
@@ -16,6 +17,8 @@ from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.policy import alerts
 from slurm_robust.policy.silence import HeldUp
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import named_ranks
 
 EVERY_S = 0.25
 # Judging this many records takes tens of milliseconds; more are judged once a second.
@@ -141,7 +144,17 @@ class Monitor:
         if late is None:
             return None if self._held_up.excuses_links(now.mono) else self._silence(records)
         self._learn(now, force=True)
-        return Fault(symptom=late.symptom, detail=late.text, detect_s=late.since_s, times=late.times)
+        who = ""
+        if late.ranks:
+            nodes = fold(dict.fromkeys(map(state.world.placement.node_of, late.ranks)))
+            who = f": {named_ranks(late.ranks)} on {nodes} {'is' if len(late.ranks) == 1 else 'are'} behind"
+        return Fault(
+            symptom=late.symptom,
+            detail=late.text + who,
+            why=f"the limit is {span(late.bound_s)} ({late.why})",
+            detect_s=late.since_s,
+            times=late.times,
+        )
 
     def _learn(self, now: Now, *, force: bool = False) -> None:
         """Write down what was learnt of the pace of training, so that the next generation knows it."""

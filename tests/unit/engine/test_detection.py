@@ -9,7 +9,7 @@ import pytest
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig, Timings
 from slurm_robust.engine import questions as qs
-from slurm_robust.evidence.incident_text import timeline
+from slurm_robust.evidence.incident_text import facts, timeline
 from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
@@ -54,6 +54,17 @@ def test_a_hang_is_localised_by_stacks_and_the_node_replaced() -> None:
     assert decided.verdict.rung == 4
     assert [len(saved.stacks) for saved in questions(sim, qs.SaveStacks)] == [4]
     gets_on(sim, 2)
+
+
+def test_the_limit_of_a_hang_stands_once_in_its_report() -> None:
+    sim = job()
+    sim.hang_rank(2)
+    starts_again(sim)
+    (report,) = incident_reports(sim.journal)
+    assert report.signs[0].startswith("no step for 14 s since step 10")
+    assert report.why.startswith("the limit is ")
+    told = [text for _, text in facts(report)] + [entry.text for entry in timeline(report)]
+    assert sum("the limit is" in text for text in told) == 1
 
 
 def test_a_hang_that_heals_costs_nothing() -> None:
@@ -160,7 +171,7 @@ def slow_job(**detect: Any) -> Sim:
 
 def slow_rounds(sim: Sim) -> int:
     """How many sample rounds were begun since steps took too long."""
-    return sum("the limit is" in text for text in notes(sim))
+    return sum("steps take" in text for text in notes(sim))
 
 
 def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> None:

@@ -57,9 +57,7 @@ def test_a_hang_is_explained() -> None:
     assert verdict.ranks == (2,)
     assert verdict.bound_s == 14.0
     assert verdict.since_s == pytest.approx(14.2, abs=0.3)
-    assert verdict.text.startswith(
-        "no step for 14 s since step 598: rank 2 behind the others; the limit is 14 s"
-    )
+    assert verdict.text == "no step for 14 s since step 598 (usual 0.1 s)"
     assert verdict.why.startswith("the minimum; 3 x ")
 
 
@@ -348,7 +346,8 @@ def test_a_slowdown_is_reported_once_and_again_after_it_is_over() -> None:
     assert [v.symptom for v in verdicts] == [Symptom.SLOW, Symptom.SLOW]
     assert verdicts[0].bound_s == 1.5
     assert verdicts[0].since_s >= 56.0
-    assert verdicts[0].text.endswith("the limit is 1.5 s (1.5 x 1 s, the training's own median)")
+    assert verdicts[0].text == "steps take 1.5 s (usual 1 s)"
+    assert verdicts[0].why == "1.5 x 1 s, the training's own median"
     assert training.watch.history.p50_s == 1.0
 
 

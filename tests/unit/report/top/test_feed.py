@@ -147,7 +147,7 @@ def test_incidents_come_as_they_are_written(folder: FakeFolder, feed: JobFeed, c
     incident = view.moment.incident
     assert incident is not None
     assert (incident.sign, incident.actions) == ("gpu0001 is silent", "evict gpu0001, restart")
-    assert (incident.reason, incident.blame, incident.age_s) == ("it is dead", "node", 5.0)
+    assert (incident.reason, incident.blame, incident.age_s) == ("dead", "node", 5.0)
 
 
 def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFolder, clock: Clock) -> None:
