@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,7 +26,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.terminal.console import Bar, show
-from slurm_robust.util.text import date_and_time, one_line
+from slurm_robust.util.text import count, date_and_time, one_line
 
 DAY_S = 86400.0
 SLURMDBD_S = 300.0
@@ -38,6 +40,12 @@ TOGETHER = 4
 """This many nodes of which Slurm says the same within :data:`TOGETHER_S` share a switch, a prolog or
 slurmctld, and none of them is to blame.
 """
+
+MANY_HOURS = 10.0
+"""Hours of work from which on a table shows no part of one."""
+
+OUTAGE_S = 120.0
+"""A node that Slurm loses again within this time of having it back has not come back from its outage."""
 
 _JOINED_S = 2.0
 _NODE_DIED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
@@ -66,10 +74,7 @@ class LogUnreadable(SrobustError):
         super().__init__(f"{path}: {error.strerror}")
         self.fix = "name the event logs of nodes (paths.log in their configuration) with --log"
         if isinstance(error, PermissionError):
-            self.fix = (
-                "only root may read the event log unless the site opens it: run this as root, or with "
-                "--log /dev/null to use slurmdbd alone"
-            )
+            self.fix = "only root may read the event log unless the site opens it: run this as root"
 
 
 class HistoryEntry(Record):
@@ -120,10 +125,16 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def own_log(path: Path) -> list[Path]:
-    """Return this node's event log, if there is one. Raises :class:`LogUnreadable` if it cannot be read."""
+    """Return this node's event log, if there is one that this user may read; says so if it is closed.
+
+    Raises :class:`LogUnreadable` if it cannot be read for another reason.
+    """
     try:
-        os.stat(path)
+        os.close(os.open(path, os.O_RDONLY))
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        print(f"{path} is closed to you: only what slurmdbd knows is shown", file=sys.stderr)
         return []
     except OSError as error:
         raise LogUnreadable(path, error) from error
@@ -175,11 +186,20 @@ def failures_of(history: History, site: Sequence[DrainReason] = ()) -> list[Fail
     """
     found: list[Failure] = []
     of_slurm: list[Failure] = []
+    outages: dict[str, float] = {}
     for event in history.events:
         part = evidence(event.reason, site)
-        if part is not None and event.start_time is not None:
-            failure = Failure(t=event.start_time, nodes=(event.node,), kind=part.says, in_job=False)
-            (of_slurm if part.means is Meaning.SLURM else found).append(failure)
+        if part is None or event.start_time is None:
+            continue
+        failure = Failure(t=event.start_time, nodes=(event.node,), kind=part.says, in_job=False)
+        if part.means is not Meaning.SLURM:
+            found.append(failure)
+            continue
+        # A node that stops responding, and is seen to have rebooted before it is back, has failed once.
+        if event.start_time > outages.get(event.node, -math.inf) + OUTAGE_S:
+            of_slurm.append(failure)
+        until = event.start_time if event.end_time is None else event.end_time
+        outages[event.node] = max(until, outages.get(event.node, -math.inf))
     shared = set(_together(of_slurm))
     found += of_slurm
     found += [
@@ -336,13 +356,18 @@ def _scores_text(scores: Sequence[Score], days: float) -> str:
         ratio = "-" if s.ratio is None else f"{s.ratio:.1f}"
         least = "-" if s.least is None else f"{s.least:.1f}"
         node = one_line(s.node)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(s.kinds.items()))
+        kinds = ", ".join(
+            f"{kind} {times} times" if times > 1 else kind for kind, times in sorted(s.kinds.items())
+        )
+        hours = f"{s.hours:.0f}" if s.hours >= MANY_HOURS else f"{s.hours:.2f}"
         lines.append(
             f"{node:16} {'yes' if s.is_lemon else '':5} {s.p:9.2g} {ratio:>7} {least:>6} {s.blame:7.2f} "
-            f"{s.expected:7.2f} {s.hours:7.0f}  {kinds}"
+            f"{s.expected:7.2f} {hours:>7}  {kinds}".rstrip()
         )
     found = sum(s.is_lemon for s in scores)
-    lines.append(f"{len(scores)} nodes in {days:g} days, {found} fail more often than chance explains")
+    fail = "fails" if found == 1 else "fail"
+    nodes = count(len(scores), "node")
+    lines.append(f"{nodes} in {days:g} days, {found} {fail} more often than chance explains")
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -15,7 +15,6 @@ from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import (
-    PAPER_RATE,
     QUANTILE,
     REPLENISH_DAYS,
     FailureRate,
@@ -25,6 +24,8 @@ from slurm_robust.policy.spares import (
     measure,
     plan,
     rate_to_use,
+    seen_text,
+    usual,
 )
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
@@ -32,7 +33,7 @@ from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import count, one_line
 
 
 class NoNodes(SrobustError):
@@ -176,7 +177,7 @@ def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
 
     def render(made: SparePlan) -> RenderableType:
         facts = [
-            ("spares", f"{made.spares} for {made.nodes:,} {one_line(fleet.name)}"),
+            *_headline(made, one_line(fleet.name)),
             ("because", made.reason),
             ("rate", rate_text(made.rate)),
             *_measured_facts(made),
@@ -200,12 +201,25 @@ def rate_text(rate: FailureRate) -> str:
     return f"{rate.per_day:.3g} failures per node and day, {one_line(rate.why)}"
 
 
+def _headline(made: SparePlan, name: str) -> Iterator[tuple[str, str]]:
+    """Yield how many spares to have; if too little was measured, what is usual and what the paper says."""
+    few, many = usual(made.nodes)
+    planned = f"{made.spares} for {made.nodes:,} {name}"
+    if made.rate.source != "paper":
+        yield "spares", planned
+        return
+    seen = f" ({seen_text(made.measured)})" if made.measured is not None else ""
+    usually = count(many, "spare") if few == many else f"{few} to {many} spares"
+    yield "spares", f"not enough data{seen}; with the usual 1 to 2 %: {usually}. Or give --rate"
+    yield "by a paper", planned
+
+
 def _measured_facts(made: SparePlan) -> Sequence[tuple[str, str]]:
-    if (found := made.measured) is None or made.between is None:
+    if (found := made.measured) is None or made.between is None or made.rate.source != "measured":
         return ()
     few, many = made.between
-    used = "" if made.rate.source == "measured" else f", not used (the paper's: {PAPER_RATE:g})"
+    interval = f"{found.low:.3g} to {found.high:.3g} per node and day, 95 % confidence"
     return [
-        ("measured", f"{found.rate:.3g} ({found.low:.3g} to {found.high:.3g}, 95 % confidence){used}"),
-        ("which means", f"{few} to {many} spares" if few < many else f"{few} spares at both ends"),
+        ("interval", interval),
+        ("which means", f"{few} to {many} spares" if few < many else f"{few} spares"),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model.record import Record
-from slurm_robust.policy.interval import daly
+from slurm_robust.policy.interval import MIN_INCIDENTS, daly
 from slurm_robust.policy.spares import Measured, measure
 
 HOUR_S = 3600.0
@@ -181,8 +181,8 @@ def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float 
 
 
 def advise(totals: Totals, sizes: tuple[int, ...] = (8, 64, 512)) -> tuple[Advice, ...]:
-    """Return the interval for jobs of some sizes, by the fleet's incidents; ``()`` if nothing is measured."""
-    if not totals.write_s or not totals.incidents or not totals.node_hours:
+    """Return the interval for jobs of some sizes, by the fleet's incidents; ``()`` if these are few."""
+    if not totals.write_s or totals.incidents < MIN_INCIDENTS or not totals.node_hours:
         return ()
     mtbf_s = totals.node_hours * HOUR_S / totals.incidents
     return tuple(

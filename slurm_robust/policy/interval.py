@@ -37,6 +37,10 @@ def daly(write_s: float, mtbf_s: float) -> float:
     return first_order_s * (1 + math.sqrt(share) / 3 + share / 9) - write_s
 
 
+MIN_INCIDENTS = 10
+"""Incidents from which on their number says how often there is one: to a factor of two."""
+
+
 class IntervalAdvice(Record):
     """How often a checkpoint should go to storage, by Daly.
 
@@ -52,13 +56,13 @@ class IntervalAdvice(Record):
 
 
 def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
-    """Give the advice that a journal supports; None without a measured write or without an incident.
+    """Give the advice that a journal supports; None without a measured write or with few incidents.
 
     ``now``: seconds since 1970, for a run that goes on.
     """
     writes = [e.seconds for e in events if isinstance(e, ev.StorageWritten) and e.seconds > 0]
     incidents = sum(isinstance(e, ev.IncidentOpened) for e in events)
-    if not writes or not incidents:
+    if not writes or incidents < MIN_INCIDENTS:
         return None
     mtbf_s = (_end_of(events, now) - events[0].t) / incidents
     if mtbf_s <= 0:  # a clock was set back

@@ -14,6 +14,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import count
 
 PAPER_RATE = 0.0012
 """Failures per node and day. Any rate from 0.00117 to 0.00125 gives the spares of the paper's table 5."""
@@ -23,7 +24,10 @@ REPLENISH_DAYS = 1.0
 """The paper counts failures per day."""
 
 ENOUGH = 10
-"""So many failures tell a rate to a factor of two."""
+"""The failures from which on their number tells a rate: to a factor of two."""
+
+USUAL = (0.01, 0.02)
+"""The shares of nodes that sites keep as spares before they have measured anything."""
 
 CONFIDENCE = 0.95
 MANY = 500
@@ -144,17 +148,24 @@ def rate_to_use(given: float | None, measured: Measured | None, missing: str = "
     if given is not None:
         return FailureRate(per_day=given, source="given", why="as given")
     if measured is None:
-        return FailureRate(
-            per_day=PAPER_RATE, source="paper", why=f"the paper's: {missing or 'nothing was measured'}"
-        )
-    seen = f"{measured.failures} failures in {measured.node_days:,.0f} node-days"
+        why = f"ByteRobust's paper: {missing or 'nothing was measured'}"
+        return FailureRate(per_day=PAPER_RATE, source="paper", why=why)
     if measured.failures >= ENOUGH:
-        return FailureRate(per_day=measured.rate, source="measured", why=f"measured: {seen}")
-    if measured.low > PAPER_RATE:
-        why = f"measured: only {seen}, but even the low end of the interval is above the paper's rate"
-        return FailureRate(per_day=measured.rate, source="measured", why=why)
-    why = f"the paper's: {seen} are too few to measure one, {ENOUGH} would do"
+        return FailureRate(per_day=measured.rate, source="measured", why=f"measured: {seen_text(measured)}")
+    why = f"ByteRobust's paper: {seen_text(measured)} are too few to measure one, {ENOUGH} would do"
     return FailureRate(per_day=PAPER_RATE, source="paper", why=why)
+
+
+def seen_text(measured: Measured) -> str:
+    """Return ``3 failures in 0.05 node-days``."""
+    days = f"{measured.node_days:,.0f}" if measured.node_days >= ENOUGH else f"{measured.node_days:.2g}"
+    return f"{count(measured.failures, 'failure')} in {days} node-days"
+
+
+def usual(nodes: int) -> tuple[int, int]:
+    """Return the spares of :data:`USUAL` shares of so many nodes."""
+    few, many = USUAL
+    return math.ceil(nodes * few), math.ceil(nodes * many)
 
 
 def measure(failures: int, node_days: float) -> Measured | None:
@@ -187,10 +198,10 @@ def at_once(nodes: int, p: float, quantile: float) -> int:
     first, weights = _binomial(nodes, p)
     allowed = (1 - quantile) * math.fsum(weights) * (1 + _TIE)
     more = 0.0
-    for count in range(first + len(weights) - 1, first, -1):
-        more += weights[count - first]
+    for many in range(first + len(weights) - 1, first, -1):
+        more += weights[many - first]
         if more > allowed:
-            return count
+            return many
     return first
 
 

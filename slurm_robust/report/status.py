@@ -429,9 +429,9 @@ def render(status: Status) -> RenderableType:
         stored = f"step {status.stored.step}, written in {status.stored.seconds:.1f} s"
         if (advice := status.interval) is not None:
             stored += (
-                f"; advised (Daly): one every {advice.every_s:.0f} s or less often, with an incident every "
+                f"; checkpoint.every_s of {advice.every_s:.0f} or more would lose least (Daly), with an "
             )
-            stored += f"{advice.mtbf_s:.0f} s so far"
+            stored += f"incident every {duration(advice.mtbf_s)} so far"
     if status.local_stride > 1:
         local, times = status.local_stride, status.snapshots
         multiple = times.taken_of(local) if times is not None else local

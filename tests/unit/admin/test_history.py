@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.admin.history import (
+    OUTAGE_S,
     History,
     HistoryEntry,
     LogUnreadable,
+    _scores_text,
     failures_of,
     fault_kind,
     gather,
@@ -21,7 +23,7 @@ from slurm_robust.admin.history import (
     work_of,
 )
 from slurm_robust.admin.history import main as history_main
-from slurm_robust.analysis.lemons import score
+from slurm_robust.analysis.lemons import Score, score
 from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.errors import InvalidNode
@@ -196,15 +198,46 @@ def test_what_names_no_nodes_is_refused_before_anything_is_asked(
     assert "name nodes as Slurm does" in capsys.readouterr().err
 
 
-def test_an_event_log_that_is_closed_to_the_user_is_said(tmp_path: Path) -> None:
+def test_an_event_log_that_is_closed_to_the_user_is_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     closed = tmp_path / "log"
     closed.mkdir()
-    assert own_log(closed / "events.jsonl") == []
+    log = closed / "events.jsonl"
+    assert own_log(log) == []
+    log.touch()
+    assert own_log(log) == [log]
     closed.chmod(0)
     try:
-        with as_another_user(), pytest.raises(LogUnreadable, match="Permission denied") as error:
-            own_log(closed / "events.jsonl")
+        with as_another_user():
+            assert own_log(log) == []
+            assert f"{log} is closed to you" in capsys.readouterr().err
+            with pytest.raises(LogUnreadable, match="Permission denied") as error:
+                read_log(log)
     finally:
         closed.chmod(0o700)
     assert error.value.exit_code == ExitCode.NO_INPUT
     assert "run this as root" in error.value.fix
+
+
+def test_a_node_that_reboots_before_it_is_back_has_failed_once() -> None:
+    silent = event(start=100, end=400, reason="Not responding")
+    rebooted = event(start=400, end=500, reason="Node unexpectedly rebooted")
+    (found,) = failures_of(history(silent, rebooted))
+    assert (found.t, found.kind) == (100, "node stopped responding")
+    again = event(start=500 + OUTAGE_S + 1, reason="Node unexpectedly rebooted")
+    other = event("n2", start=400, reason="Node unexpectedly rebooted")
+    assert [f.nodes for f in failures_of(history(silent, rebooted, other, again))] == [
+        ("n1",),
+        ("n2",),
+        ("n1",),
+    ]
+
+
+def test_scores_of_nodes_that_worked_minutes_show_them_and_count_in_words() -> None:
+    minutes = Score(node="n1", hours=0.05, blame=2, expected=1, kinds={"node rebooted by itself": 2})
+    days = Score(node="n2", hours=123.4, blame=0, expected=1)
+    _, first, second, total = _scores_text([minutes, days], days=28).splitlines()
+    assert first.endswith("0.05  node rebooted by itself 2 times")
+    assert second.endswith(" 123")
+    assert total == "2 nodes in 28 days, 0 fail more often than chance explains"

@@ -170,7 +170,7 @@ def test_the_table_says_why(cluster: FakeCluster, capsys: pytest.CaptureFixture[
     assert "4 99.1525 % the first above 99 %" in shown
 
 
-def test_few_failures_are_shown_with_their_interval(
+def test_few_failures_are_called_not_enough_data(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm = FakeSlurm(cluster)
@@ -180,8 +180,8 @@ def test_few_failures_are_shown_with_their_interval(
     cluster.node_down("n1")
     assert main("main", SpareRequirements(), json=False, slurm=slurm, clock=cluster.clock.time) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "0.0012 failures per node and day, the paper's: 1 failures in 100 node-days are too few" in shown
-    assert "measured 0.01 (0.000253 to 0.0557, 95 % confidence), not used" in shown
+    assert "spares not enough data (1 failure in 100 node-days); with the usual 1 to 2 %: 1 spare." in shown
+    assert "95 % confidence" not in shown, "an interval of one failure helps nobody"
 
 
 def test_everything_as_json(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:

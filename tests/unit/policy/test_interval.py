@@ -10,7 +10,7 @@ from slurm_robust.evidence.incident_text import incident_rows
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
-from slurm_robust.policy.interval import advise, daly, young
+from slurm_robust.policy.interval import MIN_INCIDENTS, advise, daly, young
 from tests.builders import incidents
 from tests.builders.events import run_started
 
@@ -75,18 +75,20 @@ def written(seconds: float) -> ev.StorageWritten:
 
 
 def test_advice_from_a_journal() -> None:
-    events = [ev.Noted(t=0.0, text=""), written(2.0), written(50.0), written(2.0), opened(9.0), opened(10.0)]
-    advice = advise(events, 7200.0)
+    failures = [opened(float(t)) for t in range(MIN_INCIDENTS)]
+    events = [ev.Noted(t=0.0, text=""), written(2.0), written(50.0), written(2.0), *failures]
+    advice = advise(events, MIN_INCIDENTS * 3600.0)
     assert advice is not None
     assert (advice.write_s, advice.mtbf_s) == (2.0, 3600.0)
     assert advice.every_s == daly(2.0, 3600.0)
     over = [*events, ev.RunEnded(t=3600.0, code=0, reason="")]
     assert advise(over, 1e9) == advise(events, 3600.0)
+    assert advise(events[:-1], MIN_INCIDENTS * 3600.0) is None, "too few incidents tell no rate"
 
 
 def test_no_advice_without_numbers() -> None:
     start = ev.Noted(t=0.0, text="")
     assert advise([], 1.0) is None
     assert advise([start, written(2.0)], 1.0) is None
-    assert advise([start, opened(1.0)], 1.0) is None
-    assert advise([start, written(2.0), opened(1.0)], -5.0) is None
+    assert advise([start, *(opened(1.0) for _ in range(MIN_INCIDENTS))], 1.0) is None
+    assert advise([start, written(2.0), *(opened(1.0) for _ in range(MIN_INCIDENTS))], -5.0) is None
