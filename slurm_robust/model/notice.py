@@ -61,6 +61,8 @@ class Notice(Record):
     severity: Severity
     text: str
     """What happened."""
+    short: str = ""
+    """The same for the subject of a message; "" if that is ``text``."""
     nodes: tuple[str, ...] = ()
     """The place."""
     action: str = ""

@@ -117,7 +117,7 @@ class Courier:
                     continue
                 box.told.add(notice.key)
                 box.state = replace(box.state, told=(*box.state.told, notice.key))
-                if not old and box.route.wants(notice):
+                if not old and (box.route.wants(notice) or _settles(notice, box.state.waiting)):
                     box.state = replace(box.state, waiting=(*box.state.waiting, notice))
                     box.since = now if box.since is None else box.since
                     _shorten(box)
@@ -268,6 +268,11 @@ def _set_clock(box: _Box, now: float) -> None:
 def _written(box: _Box) -> ChannelState:
     """Return the state. What is under way is written down as waiting, too: it may not arrive."""
     return replace(box.state, waiting=(*box.under_way, *box.state.waiting))
+
+
+def _settles(notice: Notice, waiting: Iterable[Notice]) -> bool:
+    """Return whether it ends the incident of one that waits: nobody is woken by what is over already."""
+    return notice.kind is NoticeKind.RECOVERY and any(one.incident == notice.incident for one in waiting)
 
 
 def _most_urgent(notices: Sequence[Notice], most: int) -> tuple[Notice, ...]:

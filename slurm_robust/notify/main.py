@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from msgspec.structs import replace
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -30,6 +31,9 @@ from slurm_robust.util.text import count, date_and_time, one_line
 
 FAILED = 1
 """The exit code of a test in which a channel failed."""
+
+TEST = "test"
+"""The kind of a message that tests a channel: no notice of a job has it."""
 
 _AT_ONCE = 16
 
@@ -133,7 +137,8 @@ def sample(job: str) -> Message:
         text=one_line(f"test message, sent by {by}: this channel works; nothing has happened"),
         command=f"srobust status {job}" if job else "",
     )
-    return compose(Subject(job=job or "-"), [notice])
+    message = compose(Subject(job=job), [notice])
+    return replace(message, facts={**message.facts, "KIND": TEST, "KINDS": TEST})
 
 
 def overview(name: str, job_dir: str | None, *, json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from slurm_robust.model.notice import Notice
+from slurm_robust.model.notice import Notice, NoticeKind
 from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clock, one_line
@@ -29,6 +29,8 @@ class Subject(Record):
     """As commands of ours take it: the job's id or its folder."""
 
     def __str__(self) -> str:
+        if not self.job:
+            return "no job"
         where = f" on {self.cluster}" if self.cluster else ""
         mode = " (observe mode)" if self.observes else ""
         return f"job {self.job}{where}{mode}"
@@ -50,9 +52,10 @@ def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again
 
     ``left_out``: this many more are not in it; ``again``: a part of it may have arrived before.
     """
-    first = most_urgent(notices)
-    more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""
-    subject = one_line(f"srobust: {job}: {first.text}{more}", MAX_SUBJECT)
+    standing = stand(notices)
+    first = most_urgent(standing)
+    more = f" (and {len(standing) - 1} more)" if len(standing) > 1 else ""
+    subject = one_line(f"srobust: {job}: {first.short or first.text}{more}", MAX_SUBJECT)
     lines = [one_line(f"srobust: {job}") + (f", {one_line(job.command, 100)}" if job.command else "")]
     if again:
         lines.append("A part of this may have been sent before.")
@@ -70,6 +73,12 @@ def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again
     return Message(subject=subject, text="\n".join(lines), facts=facts)
 
 
+def stand(notices: Sequence[Notice]) -> list[Notice]:
+    """Return the notices that still hold when all are told: no others of an incident that is over."""
+    over = {notice.incident for notice in notices if notice.kind is NoticeKind.RECOVERY}
+    return [n for n in notices if n.kind is NoticeKind.RECOVERY or not n.incident or n.incident not in over]
+
+
 def most_urgent(notices: Iterable[Notice]) -> Notice:
     """Return the newest of those with the highest severity."""
     return max(notices, key=lambda notice: (notice.severity.rank, notice.t))
@@ -80,7 +89,7 @@ def _facts(
 ) -> dict[str, str]:
     nodes = [node for notice in notices for node in notice.nodes]
     return {
-        "ID": f"{job.job}/{first.key}",
+        "ID": f"{job.job}/{first.key}" if job.job else first.key,
         "JOB": job.job,
         "CLUSTER": job.cluster,
         "SUBJECT": subject,

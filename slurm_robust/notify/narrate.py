@@ -36,6 +36,7 @@ class Narrator:
         self._wanted = 0  # standbys
         self._had = 0
         self._changes = 0  # of their number
+        self._opened: ev.IncidentOpened | None = None  # the newest
         self._decisions: Counter[int] = Counter()
         self._gave_up = False  # it was told in this run
         self._updates = UpdateBook()
@@ -57,12 +58,15 @@ class Narrator:
         for event in before:
             self._state = apply(event, self._state)
             self._updates.read(event)
+            if isinstance(event, ev.IncidentOpened):
+                self._opened = event
 
     def _tell(self, event: ev.AnyEvent) -> Iterator[Notice]:
         match event:
             case ev.RunStarted():
                 self._wanted = event.spares
             case ev.IncidentOpened():
+                self._opened = event
                 yield self._notice(
                     event,
                     f"incident/{event.incident}",
@@ -92,13 +96,14 @@ class Narrator:
                     incident=number,
                 )
             case ev.IncidentClosed():
-                took = f", {duration(event.recover_s)} after the verdict" if event.recover_s else ""
+                recovered = self._recovered(event)
                 yield self._notice(
                     event,
                     f"recovery/{event.incident}/{event.generation}",
                     NoticeKind.RECOVERY,
-                    f"incident {event.incident} is over: step {event.step} is the first new one{took}",
+                    f"incident {event.incident} is over, {recovered}: step {event.step} is the first new one",
                     Severity.INFO,
+                    short=recovered,
                     incident=event.incident,
                 )
             case ev.ControllerStarted() if event.taken_from:
@@ -138,6 +143,13 @@ class Narrator:
                     f"the run is over, exit code {code}: {event.reason}",
                     Severity.INFO if wanted else Severity.CRITICAL,
                 )
+
+    def _recovered(self, event: ev.IncidentClosed) -> str:
+        """Return ``recovered in 2.5 s (rank 0: SIGKILL on n2)``."""
+        opened = self._opened
+        if opened is None or opened.incident != event.incident:
+            return "recovered"
+        return f"recovered in {duration(max(0.0, event.t - opened.t))} ({opened.detail})"
 
     def _update(self, event: ev.AnyEvent) -> Iterator[Notice]:
         """Yield a notice if an update gets further."""
@@ -199,6 +211,7 @@ class Narrator:
         text: str,
         severity: Severity = Severity.WARNING,
         *,
+        short: str = "",
         nodes: tuple[str, ...] = (),
         action: str = "",
         command: str = "",
@@ -211,6 +224,7 @@ class Narrator:
             kind=kind,
             severity=severity,
             text=one_line(text),
+            short=one_line(short),
             nodes=tuple(one_line(node) for node in nodes),
             action=one_line(action),
             command=one_line(command or more, None),

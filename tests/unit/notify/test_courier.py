@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slurm_robust.model.notice import ChannelState, Notice, NoticeKind, Notified, Severity
 from slurm_robust.notify.courier import (
@@ -80,6 +81,18 @@ def test_a_channel_gets_its_kinds_from_its_severity_on() -> None:
     assert [order.channel for order in it.due(0.0)] == ["all"]
     it.take([notice(2, kind=NoticeKind.END, severity=Severity.CRITICAL)], 0.0)
     assert [order.channel for order in it.due(0.0)] == ["urgent", "ends"]
+
+
+def test_a_channel_for_warnings_is_told_with_them_that_an_incident_is_over_and_never_that_alone() -> None:
+    it = courier(route(least=Severity.WARNING, kinds=frozenset({NoticeKind.INCIDENT})))
+    over = notice(1, key="over", kind=NoticeKind.RECOVERY, severity=Severity.INFO, text="it is over")
+    it.take([notice(1), over, replace(over, key="other", incident=2)], 0.0)
+    (order,) = it.due(BATCH_S)
+    assert order.message.subject.endswith("it is over")
+    assert order.message.facts["COUNT"] == "2"
+    it.sent("a", BATCH_S)
+    it.take([replace(over, key="late")], 20.0)
+    assert it.due(100.0) == []
 
 
 def test_the_last_message_of_an_hour_is_kept_for_what_is_critical() -> None:

@@ -16,6 +16,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import ChannelState, Notified
+from slurm_robust.notify.main import sample
 from tests.builders.plans import plan
 from tests.unit.report import incident_journal
 
@@ -52,6 +53,13 @@ def test_a_test_message_goes_through_every_channel(folder: Path, capsys: pytest.
     said += capsys.readouterr().out
     assert "3 channels, 2 failed" in said
     assert SECRET not in said
+
+
+def test_a_test_message_has_a_kind_of_its_own() -> None:
+    message = sample("")
+    assert message.subject.startswith("srobust: no job: test message")
+    assert (message.facts["KIND"], message.facts["KINDS"], message.facts["JOB"]) == ("test", "test", "")
+    assert sample("7").subject.startswith("srobust: job 7: test message")
 
 
 def test_a_test_without_a_job_takes_a_configuration(

@@ -47,6 +47,22 @@ def test_several_notices_are_headed_by_the_most_urgent() -> None:
     assert (message.facts["COUNT"], message.facts["LEFT_OUT"]) == ("3", "4")
 
 
+def test_the_subject_of_an_incident_that_is_over_says_so() -> None:
+    over = notice(
+        1,
+        kind=NoticeKind.RECOVERY,
+        severity=Severity.INFO,
+        text="incident 1 is over, recovered in 2.5 s (rank 0: SIGKILL on n2): step 5 is the first new one",
+        short="recovered in 2.5 s (rank 0: SIGKILL on n2)",
+    )
+    message = compose(JOB, [notice(1), notice(1), over])
+    assert message.subject == "srobust: job 7 on alpha: recovered in 2.5 s (rank 0: SIGKILL on n2)"
+    assert (message.facts["KIND"], message.facts["SEVERITY"]) == ("recovery", "info")
+    assert f"{clock(1)} warning: incident 1: hang" in message.text, "what happened is told all the same"
+    another = compose(JOB, [notice(1), over, notice(2)])
+    assert another.subject == "srobust: job 7 on alpha: incident 2: hang (and 1 more)"
+
+
 def test_observe_mode_is_marked() -> None:
     job = Subject(job="7", observes=True)
     message = compose(job, [notice(1)])

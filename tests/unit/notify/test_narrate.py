@@ -58,8 +58,14 @@ def test_an_incident_from_its_first_sign_to_the_first_new_step() -> None:
     assert short(notices) == [
         ("incident", "warning", "incident 1: worker exit: rank 3 on n2: SIGSEGV and more"),
         ("incident", "warning", "incident 1: it was so"),
-        ("recovery", "info", "incident 1 is over: step 5 is the first new one, 4.4 s after the verdict"),
+        (
+            "recovery",
+            "info",
+            "incident 1 is over, recovered in 10 s (rank 3 on n2: SIGSEGV and more): "
+            "step 5 is the first new one",
+        ),
     ]
+    assert notices[2].short == "recovered in 10 s (rank 3 on n2: SIGSEGV and more)"
     assert [notice.action for notice in notices] == ["", "restart", ""]
     assert {(notice.command, notice.incident) for notice in notices} == {("srobust incident 7 1", 1)}
 

@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_and_started_again_tells_everything_once(job: J
     job.write(ev.RunEnded(t=30.0, code=0, reason="done"))
     assert job.end(again) == ""
     told = "".join(job.texts)
-    assert [told.count(text) for text in ("incident 1: ", "is over: step 5", "exit code 0: done")] == [
+    assert [told.count(text) for text in ("incident 1: ", "is over, recovered", "exit code 0: done")] == [
         1,
         1,
         1,
