@@ -30,6 +30,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
+from slurm_robust.model.live_status import LiveTier, NotALiveStatus, read
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
@@ -39,7 +40,7 @@ from slurm_robust.trainings.find import NoSuchJob, TrainingPosition, load_events
 from slurm_robust.trainings.jobs import newest_of
 from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.files import disk_use, free_on
-from slurm_robust.util.text import count, named_ranks, one_line, size_text
+from slurm_robust.util.text import count, duration, named_ranks, one_line, size_text
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
@@ -139,7 +140,7 @@ class CheckpointListing(Record):
     rows: tuple[CheckpointRow, ...]
     """Newest first."""
     restored: str
-    """Token of what would be restored if this node alone answered, "" for none."""
+    """Token of what would be restored if this node alone answered, "" for none: others may have more."""
     how: str
     """The source that it would be restored from."""
     latest: str
@@ -154,6 +155,12 @@ class CheckpointListing(Record):
     """Bytes that storage has free, None if it does not say."""
     moved_aside: tuple[str, ...] = ()
     """Folders of other trainings of this name, which have checkpoints of their own."""
+    ranks: int = 0
+    """How many parts belong to a checkpoint of the job."""
+    together: tuple[LiveTier, ...] = ()
+    """What all nodes of the job have together, as its controller saw it last; () if that is not known."""
+    together_age_s: float | None = None
+    """Since then."""
 
 
 def open_job(name: str, job_dir: str | None) -> JobHere:
@@ -216,6 +223,7 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
         else TrainingPosition(training="")
     )
     releases = releases_of(job, {*stored, *here, *notes})
+    together, together_age_s = seen_together(job, now)
     rows = [
         CheckpointRow(
             token=str(ref),
@@ -243,7 +251,26 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
         nbytes=disk_use(job.store.path),
         free=free_on(job.store.path),
         moved_aside=place.moved_aside,
+        ranks=state.world.placement.world_size,
+        together=together,
+        together_age_s=together_age_s,
     )
+
+
+def seen_together(job: JobHere, now: float) -> tuple[tuple[LiveTier, ...], float | None]:
+    """Return what all nodes have by the running controller, and how long ago; ``((), None)`` without one."""
+    try:
+        seen = read(job.directory.live_status)
+    except (OSError, NotALiveStatus):
+        return (), None
+    if seen.run_id != job.state.run_id or seen.final:
+        return (), None
+    usable = tuple(
+        tier
+        for tier in seen.tiers
+        if CheckpointId(step=tier.step, generation=tier.generation) not in job.state.world.banned
+    )
+    return usable, round(max(0.0, now - seen.t), 1)
 
 
 def releases_of(job: JobHere, refs: Iterable[CheckpointId]) -> dict[int, str]:
@@ -293,11 +320,13 @@ def render(listing: CheckpointListing) -> RenderableType:
         where = " or on the local disk" if listing.local else ""
         text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
         return Text(one_line(f"{text}{aside}"))
+    newest = _newest(listing.together)
+    chosen = str(newest) if newest is not None else listing.restored
     table = plain_table("step", "gen", "storage", "here", "journal", right=("step", "gen"))
     for column in table.columns[:3]:
         column.no_wrap = True
     for row in listing.rows:
-        marks = ["would be restored"] if row.token == listing.restored else []
+        marks = ["would be restored"] if row.token == chosen else []
         marks += ["latest"] if row.token == listing.latest else []
         marks += [f"release {row.release}"] if row.release else []
         stored = "-"
@@ -312,14 +341,53 @@ def render(listing: CheckpointListing) -> RenderableType:
             stored,
             "\n".join(f"{tier}: {ranks_text(row.here[tier])}" for tier in tiers) or "-",
             one_line("; ".join([*marks, *row.notes])),
-            style="bold" if row.token == listing.restored else "",
+            style="bold" if row.token == chosen else "",
         )
     many = count(listing.complete, "complete checkpoint")
     whose = f" of training {listing.training}" if listing.training else ""
     room = f"; {size_text(listing.free)} free there" if listing.free is not None else ""
     use = f"On storage: {many}{whose}, {size_text(listing.nbytes)}{room}.{aside}"
-    end = f"From what node {listing.node} and storage have, {listing.how or 'nothing'} could be restored."
-    return Group(table, Text(one_line(use)), Text(one_line(end)))
+    return Group(
+        table, *(Text(one_line(line)) for line in (use, _alone(listing), _together(listing)) if line)
+    )
+
+
+def _alone(listing: CheckpointListing) -> str:
+    """Return what this node could restore without the others, and what it lacks."""
+    if listing.how:
+        return f"Node {listing.node} alone, with storage, could restore {listing.how}."
+    for row in listing.rows:
+        if ranks := {rank for held in row.here.values() for rank in held if rank != SHARED}:
+            of = count(listing.ranks, "part")
+            return (
+                f"Node {listing.node} alone cannot restore: it has {len(ranks)} of {of} of step {row.step}."
+            )
+    return f"Node {listing.node} has no copy, and storage no complete checkpoint."
+
+
+def _together(listing: CheckpointListing) -> str:
+    """Return what all nodes could restore, as the controller saw it."""
+    if (newest := _newest(listing.together)) is None:
+        if listing.how:
+            return ""
+        return "What the other nodes have is not known here: no controller of this job has written it down."
+    held = ", ".join(f"step {tier.step} in {_PLACES[tier.tier]}" for tier in listing.together)
+    seen = duration(listing.together_age_s or 0.0)
+    return (
+        f"All nodes together can restore step {newest.step}: they have {held} (the controller, {seen} ago)."
+    )
+
+
+_PLACES = {
+    Tier.MEMORY: "memory",
+    Tier.PEER: "the memory of other nodes",
+    Tier.LOCAL: "local disks",
+    Tier.STORAGE: "storage",
+}
+
+
+def _newest(tiers: Iterable[LiveTier]) -> CheckpointId | None:
+    return max((CheckpointId(step=tier.step, generation=tier.generation) for tier in tiers), default=None)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

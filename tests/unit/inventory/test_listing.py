@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.checkpoint.disk import DiskTier
@@ -32,10 +34,12 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.live_status import LiveTier, encode
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.builders import specs
 from tests.builders.checkpoints import ref
 from tests.builders.events import allocation_taken, run_started
+from tests.builders.live_statuses import live_status
 
 
 def state(rank: int, step: int) -> Snapshot:
@@ -151,7 +155,36 @@ def test_a_table_of_all_tiers(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert "peer: rank 1" in rows["20"]
     assert "complete, 2 parts" in rows["10"]
     assert "latest" in rows["10"]
-    assert "From what node n1 and storage have, step 20 from memory (1 part), peer (1)" in text
+    assert "Node n1 alone, with storage, could restore step 20 from memory (1 part), peer (1)" in text
+
+
+def test_a_node_that_has_one_part_says_so_and_what_all_nodes_have_together(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that is spread over the memory of the nodes protects the training."""
+    job.to_memory(ref(1, 30), 0, job.memory.own(0, 0))
+    job.to_memory(ref(1, 30), SHARED, job.memory.own(SHARED, 0))
+    _, text = call(capsys, "ls", job.directory.path)
+    assert "Node n1 alone cannot restore: it has 1 of 2 parts of step 30." in text
+    assert "What the other nodes have is not known here" in text
+    tiers = (
+        LiveTier(tier=Tier.MEMORY, step=30, generation=1),
+        LiveTier(tier=Tier.PEER, step=28, generation=1),
+    )
+    status = live_status(t=time.time(), run_id=job.run_id, tiers=tiers, final=False)
+    job.directory.live_status.write_bytes(encode(status))
+    _, text = call(capsys, "ls", job.directory.path)
+    said = " ".join(text.split())
+    assert "Node n1 alone cannot restore: it has 1 of 2 parts of step 30." in said
+    assert (
+        "All nodes together can restore step 30: they have step 30 in memory, step 28 in the memory of other "
+        "nodes (the controller, " in said
+    )
+    assert "would be restored" in said
+    job.write(ev.CheckpointBanned(t=4.0, checkpoint=ref(1, 30), reason="NaN"))
+    assert "can restore step 28" in call(capsys, "ls", job.directory.path)[1]
+    job.directory.live_status.write_bytes(encode(structs.replace(status, final=True)))
+    assert "All nodes together" not in call(capsys, "ls", job.directory.path)[1], "their memory is gone"
 
 
 def test_eighty_columns_are_enough() -> None:
