@@ -14,7 +14,6 @@ from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.model.record import Record
-from slurm_robust.util.text import named_ranks
 
 ALONE_FACTOR = 4.0
 """One rank may be still for this many bounds while others go on: ranks that wait for each other cannot."""
