@@ -7,7 +7,7 @@ once per epoch.
     torchrun --nproc-per-node 2 examples/fsdp2.py --steps 40 --workers 2
     srobust run --nproc-per-node 2 examples/fsdp2.py --steps 400 --out result.json
 
-Needs torchdata (pip install 'slurm_robust[data]').
+Needs torchdata (pip install torchdata).
 """
 
 from __future__ import annotations

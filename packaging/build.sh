@@ -10,6 +10,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+fail() { echo "packaging: $*" >&2; exit 1; }
+
 readonly PYTHON=${PYTHON:-/usr/bin/python3}
 readonly VENV=${VENV_PYTHON:-.venv/bin/python}
 readonly PIP=("$VENV" -m pip --disable-pip-version-check --quiet --no-input)
@@ -18,17 +20,19 @@ readonly DIST=${DIST:-$PWD/dist}
 readonly STAGE=$WORK/root
 readonly LIB=$STAGE/usr/lib/slurm-robust
 readonly DOC=$STAGE/usr/share/doc/slurm-robust
+HOMEPAGE=$(sed -n 's/^Homepage = "\(.*\)"$/\1/p' pyproject.toml)
+readonly HOMEPAGE
 readonly MAINTAINER='slurm_robust maintainers <maintainers@users.noreply.github.com>'
 readonly SUMMARY='checks the health of Slurm nodes in prolog, epilog and between jobs'
 
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 PYTHON_VERSION=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 export SOURCE_DATE_EPOCH
+VERSION=$("$VENV" setup.py --version 2>/dev/null) || fail "$VENV has no setuptools-scm: make setup"
+# A version of dpkg and rpm: what comes before a release has a tilde there.
+readonly PACKAGE_VERSION=${VERSION/.dev/~dev}
 export TZ=UTC LC_ALL=C.UTF-8
 umask 022
-
-fail() { echo "packaging: $*" >&2; exit 1; }
 
 # Our modules and those of pyproject.toml in the versions that the tests ran with.
 modules() {
@@ -36,10 +40,12 @@ modules() {
     "$VENV" -m pip freeze --exclude-editable >"$constraints"
     # A copy, so that the build leaves nothing in the tree; only what git knows or does not ignore.
     mkdir -p "$WORK/source"
-    git ls-files -z --cached --others --exclude-standard pyproject.toml README.md LICENSE slurm_robust \
-        prolog_epilog man | while IFS= read -rd '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done |
+    git ls-files -z --cached --others --exclude-standard pyproject.toml setup.py README.md LICENSE slurm_robust \
+        prolog_epilog man sbatch_templates |
+        while IFS= read -rd '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done |
         tar --null --files-from=- -cf - | tar -xf - -C "$WORK/source"
-    "${PIP[@]}" wheel --no-deps --wheel-dir "$WORK/wheels" "$WORK/source"
+    SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION "${PIP[@]}" wheel --no-deps --no-build-isolation \
+        --wheel-dir "$WORK/wheels" "$WORK/source"
     "${PIP[@]}" install --target "$LIB" --no-compile --python-version "$PYTHON_VERSION" --only-binary=:all: \
         --constraint "$constraints" "$WORK/wheels/slurm_robust-$VERSION"-*.whl
     rm -rf "$LIB"/{share,etc,include,example.py}
@@ -132,10 +138,10 @@ for name in UNIT_FILES:
 build_deb() {
     local arch out tree=$WORK/deb
     arch=$(dpkg --print-architecture)
-    out=$DIST/slurm-robust_${VERSION}-1_$arch.deb
+    out=$DIST/slurm-robust_${PACKAGE_VERSION}-1_$arch.deb
     cp -a "$STAGE" "$tree"
     gzip -9n >"$tree${DOC#"$STAGE"}/changelog.Debian.gz" <<EOF
-slurm-robust (${VERSION}-1) unstable; urgency=medium
+slurm-robust (${PACKAGE_VERSION}-1) unstable; urgency=medium
 
   * $VERSION, built from its own tree: changelog.gz says what is new.
 
@@ -144,9 +150,10 @@ EOF
     install -d "$tree/DEBIAN"
     cat >"$tree/DEBIAN/control" <<EOF
 Package: slurm-robust
-Version: ${VERSION}-1
+Version: ${PACKAGE_VERSION}-1
 Architecture: $arch
 Maintainer: $MAINTAINER
+Homepage: $HOMEPAGE
 Installed-Size: $(du -sk --apparent-size "$STAGE" | cut -f1)
 Depends: python$PYTHON_VERSION
 Recommends: slurm-client | slurm-wlm, logrotate
@@ -175,11 +182,12 @@ build_rpm() {
         sed 's,.*,%dir "/&",') >>"$top/files"
     rpmbuild -bb --quiet --define "_topdir $top" --define "_rpmdir $DIST" --define "_build_name_fmt \
 %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm" --define "our_stage $STAGE" --define "our_files $top/files" \
-        --define "our_version $VERSION" --define "our_python /usr/bin/python$PYTHON_VERSION" \
+        --define "our_version $PACKAGE_VERSION" --define "our_python /usr/bin/python$PYTHON_VERSION" \
         --define "our_license $("$VENV" packaging/copyright.py expression)" \
-        --define "our_maintainer $MAINTAINER" --define "our_date $(date -d "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y')" \
+        --define "our_url $HOMEPAGE" --define "our_maintainer $MAINTAINER" \
+        --define "our_date $(date -d "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y')" \
         --define "our_summary $SUMMARY" --define "our_prerm $PWD/packaging/prerm" packaging/slurm-robust.spec
-    ls "$DIST"/slurm-robust-"$VERSION"-1.*.rpm
+    ls "$DIST"/slurm-robust-"$PACKAGE_VERSION"-1.*.rpm
 }
 
 main() {

@@ -19,7 +19,7 @@ readonly STAMP=$VENV/.srobust-setup
 readonly PINS=tools/constraints.txt
 readonly POLICY=/usr/sbin/policy-rc.d
 OLDEST_PYTHON=$(sed -n 's/^requires-python = ">=\(.*\)"$/\1/p' pyproject.toml)
-OLDEST_TORCH=$(sed -n 's/^torch = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+OLDEST_TORCH=$(sed -n 's/^train = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 PINNED_TORCH=$(sed -n 's/^torch==//p' $PINS)
 readonly OLDEST_PYTHON OLDEST_TORCH PINNED_TORCH
 readonly TORCH=${SROBUST_TORCH:-torch==$PINNED_TORCH}
@@ -156,7 +156,7 @@ install_python_packages() {
     # Another PyTorch may want other versions of what is pinned.
     [[ $(torch_of $VENV/bin/python) == "$PINNED_TORCH"* ]] || pins=()
     say "installing this package and its tools (pip)"
-    "${pip[@]}" install "${pins[@]}" --editable '.[torch,dev]'
+    "${pip[@]}" install "${pins[@]}" --editable '.[dev]'
 }
 
 # What the environment was made from: when this text is the stamp's, nothing is to do.

@@ -59,7 +59,7 @@ pair() {
         rm -rf "$env"
         return 2
     }
-    "$env/bin/python" -m pip install --quiet --no-cache-dir --editable '.[torch,dev]' "$torch" || return 1
+    "$env/bin/python" -m pip install --quiet --no-cache-dir --editable '.[dev]' "$torch" || return 1
     # A transformers that wants a newer PyTorch is as good as none; without it its tests are skipped.
     "$env/bin/python" -c 'import sys, transformers; sys.exit(not transformers.utils.is_torch_available())' ||
         "$env/bin/python" -m pip uninstall --quiet --yes transformers

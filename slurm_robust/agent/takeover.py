@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.home import page
 from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, fold, read
@@ -91,7 +92,7 @@ class TakeoverWatch:
             self.note = (
                 f"this agent finds no {' and no '.join(lacking)}: a controller that takes over here starts "
                 "no agent again, and neither requeues nor ends the job; mount Slurm's commands into the "
-                "container (docs/containers.md)"
+                f"container ({page('containers.md')})"
             )
         self._thread: threading.Thread | None = None
         self._next = 0.0

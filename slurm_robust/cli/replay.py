@@ -9,6 +9,7 @@ from slurm_robust.cli.parsing import Commands, UsageError, add_command
 from slurm_robust.cli.run import configured
 from slurm_robust.cli.settings import add_config_options
 from slurm_robust.cli.training_command import kind_of, options_of
+from slurm_robust.home import page
 from slurm_robust.model.job import CommandKind
 from slurm_robust.run.command import replay
 
@@ -24,8 +25,8 @@ def register(commands: Commands) -> None:
         _replay,
         HELP["replay"],
         more="Runs a few steps in small groups of the nodes of this Slurm job, in two phases, and names the "
-        "node that the groups with other results have in common. docs/replay.md says what the script must "
-        "do. Options end at the script: everything after it belongs to the script.",
+        f"node that the groups with other results have in common. {page('replay.md')} says what the script "
+        "must do. Options end at the script: everything after it belongs to the script.",
         examples=(
             ("srobust replay replay.py --seed 7", "a script with its arguments"),
             ("srobust replay --nproc-per-node 8 -m project.replay", "a module, with 8 workers on each node"),

@@ -23,6 +23,7 @@ from slurm_robust.config.section import (
     Section,
     Share,
 )
+from slurm_robust.home import page
 from slurm_robust.model.container import Container
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import LEAVING_S
@@ -508,7 +509,7 @@ class AgentsConfig(Section):
                     keys=("wrapper",),
                     text=f"wrapper has {option}: agents need your uid, and processes, network and "
                     "/dev/shm of their node",
-                    fix="leave it out (docs/containers.md)",
+                    fix=f"leave it out ({page('containers.md')})",
                 )
         if self.python is not None and " -" in self.python:
             yield Contradiction(

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 from msgspec import structs
 
+from slurm_robust.home import page
 from slurm_robust.model.container import OUTSIDE, Container
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
@@ -104,7 +105,7 @@ class _Output:
         container: Container = OUTSIDE,
     ) -> None:
         """``nodes``: with agents of this step; ``together``: all nodes that the step began with."""
-        begins = f"see that what {container.key} names begins there (docs/containers.md); "
+        begins = f"see that what {container.key} names begins there ({page('containers.md')}); "
         self._fix = f"{begins if container.key else ''}all that was said is in {path}"
         self.path = path
         self.together = together or nodes

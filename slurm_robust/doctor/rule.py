@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 from slurm_robust.doctor.facts import Facts, Unseen
+from slurm_robust.home import with_addresses
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.errors import SlurmError
 
@@ -102,7 +103,7 @@ def apply(rule: HazardRule, facts: Facts) -> Hazard:
         text=text,
         why=rule.why,
         fix=rule.fix,
-        source=rule.source,
+        source=with_addresses(rule.source),
     )
 
 

@@ -10,10 +10,10 @@ class NoLibrary(SrobustError):
 
     exit_code = ExitCode.REFUSED
 
-    def __init__(self, name: str, extra: str) -> None:
-        super().__init__(
-            f"the fleet index needs {name}, which is not installed", fix=f"pip install '{extra}'"
-        )
+    fix = "pip install 'slurm_robust[admin]'"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the fleet index needs {name}, which is not installed")
 
 
 class NoIndex(SrobustError):

@@ -31,10 +31,10 @@ def open_index(url: str, *, create: bool = False, patience_s: float | None = Non
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "sqlalchemy":
             raise
-        raise NoLibrary("SQLAlchemy", "slurm_robust[fleet]") from error
+        raise NoLibrary("SQLAlchemy") from error
     try:
         return FleetIndex(url, create=create, patience_s=PATIENCE_S if patience_s is None else patience_s)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "psycopg":
             raise
-        raise NoLibrary("psycopg", "slurm_robust[postgres]") from error
+        raise NoLibrary("psycopg") from error

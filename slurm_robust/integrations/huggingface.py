@@ -38,6 +38,7 @@ from transformers.trainer_callback import ExportableState
 from slurm_robust.checkpoint.errors import EntryMismatch, WrongUse
 from slurm_robust.checkpoint.generators import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import Stateful, Unread
+from slurm_robust.home import page
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
 from slurm_robust.worker.phases import PhaseSwitch
@@ -308,7 +309,7 @@ def _refuse(trainer: Trainer) -> None:
         if holds:
             raise WrongUse(
                 f"RobustCallback does not support {reason}: use a loop of your own with "
-                "slurm_robust.Checkpointer (docs/frameworks.md), or the Trainer with DDP or FSDP2"
+                f"slurm_robust.Checkpointer ({page('frameworks.md')}), or the Trainer with DDP or FSDP2"
             )
     for name in ("ignore_data_skip", "auto_find_batch_size"):
         if getattr(args, name):

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.checkpoint.generators import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import Stateful
+from slurm_robust.home import page
 from slurm_robust.integrations.data import ResumableLoader
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
@@ -239,7 +240,7 @@ def _refuse_trainer(trainer: Trainer) -> None:
         raise WrongUse(
             f"RobustCallback does not support {type(strategy).__name__}: use strategy='ddp', one device, or "
             "ModelParallelStrategy with fully_shard in configure_model(); or a loop of your own with "
-            "slurm_robust.Checkpointer (docs/frameworks.md)"
+            f"slurm_robust.Checkpointer ({page('frameworks.md')})"
         )
     if trainer.ckpt_path:
         raise WrongUse(

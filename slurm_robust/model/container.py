@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_robust.home import page
 from slurm_robust.model.record import Record
 
 
@@ -28,7 +29,7 @@ class Container(Record):
         how = (
             f"--container-mounts={path}:{path}" if self.srun_options else f"--bind {path} (docker: --volume)"
         )
-        return f"have the container mount {path}: {how} in {self.key}, see docs/containers.md"
+        return f"have the container mount {path}: {how} in {self.key}, see {page('containers.md')}"
 
 
 OUTSIDE = Container()

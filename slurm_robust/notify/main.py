@@ -18,6 +18,7 @@ from rich.text import Text
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.notify import ChannelConfig, NotifyConfig
 from slurm_robust.config.plan import load_plan
+from slurm_robust.home import page
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import ChannelState, Notice, NoticeKind, Severity
@@ -42,7 +43,7 @@ class NoChannel(SrobustError):
     """There is no one to tell."""
 
     exit_code = ExitCode.CONFIG
-    fix = "give channels in the section notify of the job's configuration, see docs/notifications.md"
+    fix = f"give channels in the section notify of the job's configuration, see {page('notifications.md')}"
 
 
 class Tested(Record):

@@ -63,7 +63,7 @@ class NoJinja(SrobustError):
     """The page needs jinja2, which is an extra."""
 
     exit_code = ExitCode.REFUSED
-    fix = "pip install 'slurm_robust[report]'"
+    fix = "pip install 'slurm_robust[train]'"
 
 
 class ReportFormat(Record):

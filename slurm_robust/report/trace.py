@@ -78,7 +78,7 @@ def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int
             from slurm_robust.telemetry.otlp import send
         except ImportError as error:
             raise NotSent(
-                f"OpenTelemetry is not installed ({error})", fix="pip install 'slurm_robust[otlp]'"
+                f"OpenTelemetry is not installed ({error})", fix="pip install 'slurm_robust[admin]'"
             ) from error
         for trace in traces:
             send(trace, otlp)

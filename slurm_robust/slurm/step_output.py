@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from slurm_robust.home import page
 from slurm_robust.model.exits import OUT_OF_MEMORY, Outlook, StepEnd
 from slurm_robust.util.hostlist import expand_if_valid
 from slurm_robust.util.text import one_line
@@ -59,26 +60,27 @@ _ACCOUNT = "give the job an account, partition and QOS that may run together (sa
 _LIMITS = "ask for less, or have the limit raised (sacctmgr show qos, sacctmgr show assoc user=$USER)"
 _OPTIONS = "correct the #SBATCH options; SLURM_* and SRUN_* variables that the batch script sets count too"
 _IMAGE = "the image, and all that is mounted, must be there on each node; options: agents.srun_options"
+_CONTAINERS = page("containers.md")
 # What keeps a task from its beginning; the first that is found.
 _NOT_BEGUN = (
     (
         # The agent imports slurm_robust and what that needs.
         re.compile(r"no module named|module specification for|\bimporterror: "),
         f"install slurm_robust {__version__} with PyTorch where agents run, in the image if there is one, or "
-        "name a Python that has it: agents.python (docs/containers.md)",
+        f"name a Python that has it: agents.python ({_CONTAINERS})",
     ),
     (
         re.compile(r"env: \S*python\S*: no such file|execve\(\): \S+: no such file"),
         "have that program on each node, in the image if there is one; agents.python and agents.wrapper name "
-        "it (docs/containers.md)",
+        f"it ({_CONTAINERS})",
     ),
-    (re.compile(r"error: pyxis: "), f"{_IMAGE} (docs/containers.md)"),
+    (re.compile(r"error: pyxis: "), f"{_IMAGE} ({_CONTAINERS})"),
 )
 _STAYS = (
     (
         "unrecognized option '--container",
         "take the options out of agents.srun_options, or have the administrator install pyxis; Apptainer "
-        "needs agents.wrapper instead (docs/containers.md)",
+        f"needs agents.wrapper instead ({_CONTAINERS})",
     ),
     ("hetjob", "submit one plain job, without '#SBATCH hetjob'"),
     ("heterogeneous", "submit one plain job, without '#SBATCH hetjob'"),

@@ -1,7 +1,7 @@
 """How spans go to a collector by OTLP over HTTP; needs OpenTelemetry.
 
 OpenTelemetry's own exporter sends them, so its variables hold: OTEL_EXPORTER_OTLP_HEADERS, certificates,
-compression, time limits. It is in the extra ``otlp``, and this module is imported only to send something.
+compression, time limits. It is in the extra ``admin``, and this module is imported only to send something.
 """
 
 from __future__ import annotations

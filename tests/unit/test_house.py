@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, str] = {
     "kernel": "model",
     "slurm": "util model",
     "telemetry": "util model",
+    "templates": "",
     "terminal": "util model",
     "wire": "util model",
     "releases": "util model config",

@@ -20,6 +20,7 @@ from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, lit
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.reader import MAX_BYTES, Layers
 from slurm_robust.config.section import Contradiction, Section
+from slurm_robust.home import page
 from slurm_robust.kernel import catalog, shapes
 from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.util.files import read_regular
@@ -292,4 +293,6 @@ def _read(path: Path) -> tuple[SiteRule, ...]:
         reason = f"{path}: the rules cannot be read: {error.strerror}"
         raise InvalidSettings((reason,), fix="give a YAML file, or a folder of them") from error
     except InvalidSettings as error:
-        raise InvalidSettings(error.problems, fix="docs/log-rules.md shows how a rule is written") from error
+        raise InvalidSettings(
+            error.problems, fix=f"{page('log-rules.md')} shows how a rule is written"
+        ) from error

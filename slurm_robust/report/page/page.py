@@ -2,7 +2,7 @@
 
 The page loads nothing and sends nothing: its Content-Security-Policy lets a browser run the scripts of this
 package, by their hashes, and refuse everything else. All text of the job is escaped by the template, and is
-data to the scripts. Jinja2 is in the extra ``report``: what needs no page does not import this.
+data to the scripts. Jinja2 is in the extra ``train``: what needs no page does not import this.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def show(feeds: Sequence[JobFeed]) -> None:
             raise
         raise NoScreen(
             "srobust top needs Textual, which is not installed",
-            fix="pip install 'slurm_robust[top]'; without it: srobust status JOB --watch",
+            fix="pip install 'slurm_robust[train]'; without it: srobust status JOB --watch",
         ) from error
     app = Top(feeds)
     app.run(mouse=False)

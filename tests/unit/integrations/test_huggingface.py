@@ -56,7 +56,7 @@ def test_deepspeed_is_refused() -> None:
     robust = integration.RobustCallback()
     trainer = parts.build(robust)
     trainer.is_deepspeed_enabled = True  # it does not run in one process without a GPU
-    with pytest.raises(WrongUse, match=r"does not support DeepSpeed: .*docs/frameworks\.md"):
+    with pytest.raises(WrongUse, match=r"does not support DeepSpeed: .*frameworks\.md"):
         robust.resume(trainer)
 
 

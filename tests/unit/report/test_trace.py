@@ -167,7 +167,7 @@ def job(tmp_path: Path) -> JobDirectory:
 def test_a_collector_gets_every_span_with_its_ids_and_times(
     job: JobDirectory, collector: Collector, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("opentelemetry.sdk", reason="pip install 'slurm_robust[otlp]'")
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'slurm_robust[admin]'")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     assert trace.main(str(job.path), otlp=collector.url, json=False, job_dir=None) == 0
@@ -190,7 +190,7 @@ def test_a_collector_gets_every_span_with_its_ids_and_times(
 
 
 def test_a_collector_that_refuses_is_an_error_with_its_words(collector: Collector) -> None:
-    otlp = pytest.importorskip("slurm_robust.telemetry.otlp", reason="pip install 'slurm_robust[otlp]'")
+    otlp = pytest.importorskip("slurm_robust.telemetry.otlp", reason="pip install 'slurm_robust[admin]'")
     collector.status = 400
     with pytest.raises(NotSent, match=r"did not take the spans: .*400"):
         otlp.send(trace_of(JobView(events=incident_journal.whole())), collector.url)

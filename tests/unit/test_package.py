@@ -1,0 +1,175 @@
+"""What a build brings: real files, the version of its tag, addresses of pages; it is always the same."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.home import HOME, page, with_addresses
+from slurm_robust.version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "slurm_robust"
+TAG = "99.1.0"
+EPOCH = "1700000000"
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+def test_the_addresses_of_the_project_are_at_its_home() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    urls = re.findall(r'^\w+ = "(https:.*)"$', project.partition("[project.urls]")[2], re.MULTILINE)
+    assert urls[0] == HOME
+    assert all(url.startswith(HOME) for url in urls)
+
+
+def test_a_page_that_a_text_names_gets_its_address() -> None:
+    address = f"{HOME}/blob/main/docs/hooks.md"
+    assert with_addresses("slurm.conf(5); docs/hooks.md, drains") == f"slurm.conf(5); {address}, drains"
+    assert with_addresses(f"see {address}") == f"see {address}"
+
+
+def texts(path: Path) -> Iterator[str]:
+    """What a module may print: its strings, without docstrings."""
+    text = path.read_text()
+    tree = ast.parse(text if "docs/" in text else "")  # most need not be parsed
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.value
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_messages_name_pages_by_their_address() -> None:
+    """Where a rule of the doctor names a page, the report has its address."""
+    rules = PACKAGE / "doctor" / "rules"
+    named = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in MODULES
+        if rules not in path.parents and path.name != "home.py"
+        for text in texts(path)
+        if re.search(r"(?<!/)docs/[\w/-]+\.md", text)
+    ]
+    assert not named, f"write page(…) of slurm_robust.home: {named}"
+
+
+def pages_named() -> Iterator[tuple[str, str]]:
+    """Where which page is named, by :func:`page` or in a text."""
+    for path in MODULES:
+        for name in re.findall(r"\bpage\([\"']([^\"']+)", path.read_text()):
+            yield str(path.relative_to(ROOT)), name
+    for path in (*MODULES, *(ROOT / "sbatch_templates").iterdir(), *(ROOT / "prolog_epilog").glob("*.sh")):
+        for name in re.findall(r"docs/([\w/-]+\.md(?:#[\w-]+)?)", path.read_text()):
+            yield str(path.relative_to(ROOT)), name
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("where", "name"), sorted(set(pages_named())), ids=lambda it: str(it))
+def test_a_page_that_is_named_exists(where: str, name: str) -> None:
+    file, _, anchor = name.partition("#")
+    found = ROOT / "docs" / file
+    assert found.exists(), f"{where} names {page(name)}"
+    assert not anchor or anchor in anchors(found.read_text()), f"{where} names {page(name)}"
+
+
+# -- builds --------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, *command: str | Path, **environ: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH, **environ},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this tree, as a release of its own."""
+    pytest.importorskip("setuptools_scm", reason="make setup")
+    copy = tmp_path_factory.mktemp("tree")
+    run(ROOT, "sh", "-c", f"git ls-files -zco --exclude-standard | tar --null -T- -cf- | tar -xf- -C {copy}")
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org")
+    run(copy, *git, "init", "-q")
+    run(copy, *git, "add", "-A")
+    run(copy, *git, "commit", "-qm", "Release")
+    run(copy, *git, "tag", f"v{TAG}")
+    return copy
+
+
+def build(tree: Path, out: Path, umask: str) -> dict[str, Path]:
+    command = f"umask {umask}; exec {sys.executable} -m build --no-isolation --outdir {out} ."
+    run(tree, "sh", "-c", command, PIP_NO_INDEX="1")
+    return {path.name.removeprefix(f"slurm_robust-{TAG}"): path for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return build(tree, tmp_path_factory.mktemp("built"), "022")
+
+
+@pytest.mark.slow
+def test_a_build_has_the_version_of_its_tag(built: dict[str, Path]) -> None:
+    assert built.keys() == {".tar.gz", "-py3-none-any.whl"}
+    with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:
+        assert f'__version__ = "{TAG}"' in wheel.read("slurm_robust/version.py").decode()
+        assert f"Version: {TAG}\n" in wheel.read(f"slurm_robust-{TAG}.dist-info/METADATA").decode()
+
+
+@pytest.mark.slow
+def test_a_build_holds_the_files_that_links_of_the_tree_lead_to(built: dict[str, Path]) -> None:
+    links = [path for path in PACKAGE.rglob("*") if path.is_symlink()]
+    assert len(links) == 3
+    files = {
+        f"{link.relative_to(ROOT)}/{path.name}": path.read_bytes()
+        for link in links
+        for path in link.iterdir()
+        if path.suffix in (".sh", ".sbatch", ".yaml", ".5", ".8")
+    }
+    assert "slurm_robust/templates/data/train.sbatch" in files
+    with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:
+        assert {name: wheel.read(name) for name in files} == files
+    with tarfile.open(built[".tar.gz"]) as source:
+        assert not any(member.issym() or member.islnk() for member in source)
+        packed = {name: source.extractfile(f"slurm_robust-{TAG}/{name}") for name in files}
+        assert {name: file.read() for name, file in packed.items() if file is not None} == files
+
+
+@pytest.mark.slow
+def test_two_builds_are_the_same_to_the_last_byte(tree: Path, built: dict[str, Path], tmp_path: Path) -> None:
+    again = build(tree, tmp_path, "077")
+    assert [name for name, path in again.items() if path.read_bytes() != built[name].read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_a_tree_that_is_no_release_comes_before_the_next_one(tree: Path, tmp_path: Path) -> None:
+    pip = (sys.executable, "setup.py", "--version")
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    run(tree, "sh", "-c", f"git archive HEAD | tar -xf- -C {archive}")
+    assert run(archive, *pip).splitlines()[-1] == f"{__version__}.dev0"
+    shallow = tmp_path / "shallow"
+    run(tree, "git", "clone", "-q", "--depth=1", "--no-tags", f"file://{tree}", shallow)
+    assert run(shallow, *pip).splitlines()[-1].startswith(f"{__version__}.dev1+g")
