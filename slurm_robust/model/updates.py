@@ -70,10 +70,16 @@ class UpdateRow(Record):
     """What could not be tried, and why."""
     traceback: str = ""
     """Of the trial that failed."""
+    node: str = ""
+    """Where it failed."""
     applied: float | None = None
     """When it was."""
     step: int = -1
     """The newest step that the release before had completed then, -1 for none."""
+    restored: int = -1
+    """The step that its release goes on from, -1 for the beginning."""
+    first_step: int | None = None
+    """The first step that its release completed; None before that."""
     recovery: int = 0
     """The incident whose recovery took it along, 0 for none."""
     incident: int = 0
@@ -81,7 +87,7 @@ class UpdateRow(Record):
     generation: int = 0
     """The first one that ran its release; 0 before that."""
     stopped: float | None = None
-    """When the ranks were ordered to stop for it; None if they were not, or a recovery took it along."""
+    """When the ranks were last ordered to stop for it; None if they were not, or a recovery took it along."""
     stopped_s: float | None = None
     """From the order to stop the ranks for it until the first step of its release; None for one that a
     recovery took along, or before that step.
@@ -101,6 +107,9 @@ class UpdateRow(Record):
         return f"{self.job}/{self.number}" if self.job else str(self.number)
 
 
+_ASKED = {*UpdateRow.__struct_fields__} & {*ev.UpdateRequested.__struct_fields__} - {"t"}
+
+
 class UpdateBook:
     """Reads the events of a job in their order, and keeps a row for each update."""
 
@@ -112,7 +121,6 @@ class UpdateBook:
         """The update that brought it, 0 for the first release."""
         self._good: set[str] = set()
         self._incident = 0
-        self._stopped: tuple[int, float] = (0, 0.0)  # an update, and when the ranks were stopped for it
         self._starting = 0  # the update that was applied and has not made a step
 
     @property
@@ -120,15 +128,21 @@ class UpdateBook:
         """All updates so far, in order."""
         return tuple(self._rows.values())
 
+    def row(self, number: int) -> UpdateRow | None:
+        """Return an update, None while it is not known."""
+        return self._rows.get(number)
+
     @property
     def candidate(self) -> UpdateRow | None:
         """The update whose release runs and is neither good nor bad yet."""
-        row = self._rows.get(self.running)
+        row = self.row(self.running)
         return row if row is not None and row.result is UpdateResult.CANDIDATE else None
 
     def read(self, event: ev.AnyEvent, t: float | None = None) -> UpdateRow | None:
         """Take the next event, which happened at ``t``; the row that it changes, None for none."""
         if isinstance(event, ev.ProgressMade):  # most of a long journal
+            return None
+        if isinstance(event, ev.WorldEvent) and event.world != ev.TRAIN:
             return None
         t = event.t if t is None else t
         match event:
@@ -137,32 +151,38 @@ class UpdateBook:
             case ev.UpdateRequested():
                 return self._requested(event, t)
             case ev.UpdateTried():
+                refused = {} if event.ok else {"result": UpdateResult.REFUSED, "why": event.text, "over": t}
                 return self._change(
                     event.update,
                     trial_s=event.took_s,
                     untried=event.untried,
                     traceback=event.traceback,
-                    why="" if event.ok else event.text,
+                    node=event.node,
+                    **refused,
                 )
             case ev.UpdateEnded():
-                known = self._rows.get(event.update)
+                known = self.row(event.update)
                 if known is not None:
                     why = event.reason or known.why
                     return self._change(event.update, result=_ENDS[event.how], why=why, over=t)
             case ev.StopStarted() if event.update:
-                self._stopped = event.update, t
+                return self._change(event.update, stopped=t)
             case ev.UpdateApplied():
                 return self._applied(event, t)
             case ev.GenerationLaunched() if self._starting:
-                row = self._rows.get(self._starting)
+                row = self.row(self._starting)
                 if row is not None and not row.generation:
                     return self._change(self._starting, generation=event.generation)
             case ev.FirstStep() if self._starting:
                 number, self._starting = self._starting, 0
-                if self._stopped[0] == number:
-                    return self._change(number, stopped_s=t - self._stopped[1])
+                row = self.row(number)
+                stopped_s = t - row.stopped if row is not None and row.stopped is not None else None
+                return self._change(number, first_step=event.step, stopped_s=stopped_s)
             case ev.IncidentOpened():
-                self._incident, self._stopped = event.incident, (0, 0.0)
+                self._incident = event.incident
+                for number, row in self._rows.items():
+                    if row.result is UpdateResult.WAITING:  # the recovery takes along what it was stopped for
+                        return self._change(number, stopped=None)
             case ev.IncidentClosed():
                 self._incident = 0
             case ev.Decided(carried_out=True):
@@ -182,20 +202,8 @@ class UpdateBook:
             if row.result is UpdateResult.WAITING:
                 why = f"update {event.update} takes its place"
                 self._change(number, result=UpdateResult.SUPERSEDED, why=why, over=t)
-        self._rows[event.update] = row = UpdateRow(
-            number=event.update,
-            t=t,
-            release=event.release,
-            before=self.release,
-            when=event.when,
-            by=event.by,
-            deadline=event.deadline,
-            message=event.message,
-            changes=event.changes,
-            rollback=event.rollback,
-            from_step=event.from_step,
-            discard_optimizer=event.discard_optimizer,
-        )
+        asked = {name: getattr(event, name) for name in _ASKED}
+        self._rows[event.update] = row = UpdateRow(number=event.update, t=t, before=self.release, **asked)
         return row
 
     def _applied(self, event: ev.UpdateApplied, t: float) -> UpdateRow | None:
@@ -204,7 +212,8 @@ class UpdateBook:
             self._change(self.running, result=UpdateResult.REPLACED, why=why, over=t)
         was_good = event.release in self._good
         self.release, self.running, self._starting = event.release, event.update, event.update
-        is_stopped = self._stopped[0] == event.update
+        row = self.row(event.update)
+        is_stopped = row is not None and row.stopped is not None
         return self._change(
             event.update,
             result=UpdateResult.GOOD if was_good else UpdateResult.CANDIDATE,
@@ -212,14 +221,15 @@ class UpdateBook:
             before=event.before,
             applied=t,
             judged=t if was_good else None,
-            stopped=self._stopped[1] if is_stopped else None,
             step=event.step,
+            restored=event.checkpoint.step if event.checkpoint is not None else -1,
             recovery=0 if is_stopped else self._incident,
         )
 
     def _rolled_back(self, event: ev.Decided, back: RollBack, t: float) -> UpdateRow | None:
-        number = next((n for n, row in reversed(self._rows.items()) if row.release == back.release), 0)
-        brought = (n for n, row in reversed(self._rows.items()) if row.release == back.to and n != number)
+        applied = [row for row in reversed(self._rows.values()) if row.applied is not None]
+        number = next((row.number for row in applied if row.release == back.release), 0)
+        brought = (row.number for row in applied if row.release == back.to)
         self.release, self.running, self._starting = back.to, next(brought, 0), 0
         self._good.discard(back.release)
         return self._change(
@@ -233,13 +243,13 @@ class UpdateBook:
 
     def _judged(self, event: ev.ReleaseProven, t: float) -> UpdateRow | None:
         self._good.add(event.release)
-        known = self._rows.get(self.running)
+        known = self.row(self.running)
         if known is None or known.release != event.release or known.result is not UpdateResult.CANDIDATE:
             return None
         return self._change(self.running, result=UpdateResult.GOOD, why=event.reason, judged=t)
 
     def _change(self, number: int, **changes: Any) -> UpdateRow | None:
-        row = self._rows.get(number)
+        row = self.row(number)
         if row is None:
             return None
         self._rows[number] = row = replace(row, **changes)

@@ -19,7 +19,14 @@ from slurm_robust.util.text import count, duration, one_line
 _BY_ORDER = (ExitCode.TERMINATED, ExitCode.INTERRUPTED)
 """Ends that Slurm or the owner wanted."""
 
-_OF_UPDATES = (ev.UpdateRequested, ev.UpdateApplied, ev.UpdateEnded, ev.ReleaseProven, ev.Decided)
+_OF_UPDATES = (
+    ev.UpdateRequested,
+    ev.UpdateTried,
+    ev.UpdateApplied,
+    ev.UpdateEnded,
+    ev.ReleaseProven,
+    ev.Decided,
+)
 _SEVERITIES = {
     UpdateResult.REFUSED: Severity.WARNING,
     UpdateResult.ROLLED_BACK: Severity.WARNING,

@@ -135,13 +135,11 @@ class OwnJob:
 
     def judging(self) -> screen.Judging:
         """Return when the release that runs now is good, and what comes back before."""
-        updates, state = self.configuration.updates, self.live.read()
-        candidate = state.candidate
+        updates, candidate = self.configuration.updates, self.live.read().candidate
         return screen.Judging(
             good_steps=updates.good_steps,
             good_s=updates.good_s,
             before=candidate.before if candidate is not None and updates.rollback else "",
-            good=state.releases.get(state.release) is ReleaseState.GOOD,
         )
 
     def _no_releases(self) -> CannotUpdate:
@@ -552,24 +550,23 @@ def _follow(job: OwnJob, number: int) -> UpdateProgress:
                 asked = time.monotonic()
                 view = ask_slurm(job.live.slurm, job.job_id)
                 if view.is_over:
-                    reason = f"Slurm says {view.describe()}"
-                    return structs.replace(known, phase=UpdatePhase.JOB_ENDED, reason=reason)
+                    return structs.replace(known, end=f"Slurm says {view.describe()}")
             time.sleep(POLL_S)
 
 
 def _completed(answer: UpdateAnswer, known: UpdateProgress) -> UpdateAnswer:
-    tried = known.tried
+    answer = structs.replace(answer, phase=known.phase, reason=known.reason)
+    if (row := known.row) is None:
+        return answer
     return structs.replace(
         answer,
-        phase=known.phase,
-        deadline=known.requested.deadline if known.requested is not None else None,
-        node=tried.node if tried is not None else "",
-        reason=known.reason,
-        traceback=tried.traceback if tried is not None else "",
-        untried=tried.untried if tried is not None else (),
-        step=known.first.step if known.first is not None else None,
-        applied_s=known.applied_s,
+        deadline=row.deadline,
+        node=row.node,
+        traceback=row.traceback,
+        untried=row.untried,
+        step=row.first_step,
+        applied_s=row.stopped_s,
         repeated=known.repeated,
         undone=known.undone,
-        recovery=known.applied is not None and known.applied.recovery,
+        recovery=row.applied is not None and row.stopped is None,
     )

@@ -13,7 +13,7 @@ from slurm_robust.evidence.updates import result, title
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import GitState, ReleaseState, When
-from slurm_robust.model.updates import UpdateRow
+from slurm_robust.model.updates import UpdateResult, UpdateRow
 from slurm_robust.releases.compare import ReleaseDiff
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, indented, section, told_table
 from slurm_robust.updates.follow import UpdatePhase, UpdateProgress
@@ -55,8 +55,6 @@ class Judging(Record):
     good_s: float
     before: str
     """The release that comes back by itself if the new one fails before, "" for none."""
-    good: bool = False
-    """The new one was good before."""
 
 
 # -- an update ---------------------------------------------------------------------------------------
@@ -64,91 +62,83 @@ class Judging(Record):
 
 def line(known: UpdateProgress, doing: str = "") -> str:
     """Return what is done for an update now; ``doing``: what its trial is at, if that is known."""
-    update = f"update {known.update}"
-    first = f" (incident {known.incident} goes first)" if known.incident and known.stopped is None else ""
-    release = known.requested.release if known.requested is not None else ""
+    update, row = f"update {known.update}", known.row
+    if row is None:
+        return f"{update}: waiting for the journal to show it"
+    first = f" (incident {known.incident} goes first)" if known.incident else ""
+    release = row.release
     match known.phase:
-        case UpdatePhase.ASKED:
-            return f"{update}: waiting for the journal to show it"
         case UpdatePhase.TRYING:
             trial = f": {one_line(doing)}" if doing else ""
             return f"{update}: trying release {release}{first}{trial}"
-        case UpdatePhase.WAITING if known.when is When.NOW:
+        case UpdatePhase.WAITING if row.when is When.NOW:
             return f"{update}: release {release} passed its trial, waiting for a step boundary{first}"
         case UpdatePhase.WAITING:
-            return f"{update}: waiting for the next recovery{_deadline(known)}"
+            return f"{update}: waiting for the next recovery{_deadline(row)}"
         case UpdatePhase.STOPPING:
             return f"{update}: stopping the ranks behind a snapshot"
         case UpdatePhase.STARTING:
             trouble = f" (incident {known.incident} came between)" if known.incident else ""
-            return f"{update}: starting release {release}{_origin(known)}{trouble}"
+            origin = f"step {row.restored}" if row.restored >= 0 else "the beginning"
+            return f"{update}: starting release {release} from {origin}{trouble}"
     return f"{update}: {known.phase.value}"
 
 
-def _deadline(known: UpdateProgress) -> str:
-    deadline = known.requested.deadline if known.requested is not None else None
-    return f", until {date_and_time(deadline)} at the latest" if deadline is not None else ""
-
-
-def _origin(known: UpdateProgress) -> str:
-    if known.applied is None or known.applied.checkpoint is None:
-        return " from the beginning"
-    return f" from step {known.applied.checkpoint.step}"
+def _deadline(row: UpdateRow) -> str:
+    return f", until {date_and_time(row.deadline)} at the latest" if row.deadline is not None else ""
 
 
 def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
     """Yield what became of an update, in lines; ``job``: as the commands take it."""
-    asked = known.requested  # None if the journal never showed it
-    update, release = f"update {known.update}", asked.release if asked is not None else "?"
-    match known.phase:
+    update, row, phase = f"update {known.update}", known.row, known.phase
+    if phase is UpdatePhase.JOB_ENDED or row is None:
+        yield f"the job has ended before {update} was done: {one_line(known.reason)}"
+        return
+    release = row.release
+    match phase:
         case UpdatePhase.RUNNING:
-            assert known.first is not None
-            yield f"{update}: release {release} has made step {known.first.step}; {_cost(known)}"
-            yield from _untried(known)
-            yield _candidacy(known, job, judging)
+            yield f"{update}: release {release} has made step {row.first_step}; {_cost(known, row)}"
+            yield from _untried(row)
+            yield _candidacy(row, job, judging)
         case UpdatePhase.STARTING:
             yield f"{update}: release {release} was started; the job has never made a step that counts"
-            yield from _untried(known)
+            yield from _untried(row)
             yield f"'srobust status {job}' shows whether it runs, 'srobust rollback {job}' goes back"
         case UpdatePhase.WAITING:
             yield f"{update}: release {release} passed its trial and waits for the next recovery" + (
-                _deadline(known)
+                _deadline(row)
             )
-            yield from _untried(known)
+            yield from _untried(row)
             yield f"'srobust releases {job}' shows it, 'srobust rollback {job} --withdraw' withdraws it"
         case UpdatePhase.REFUSED:
-            where = f" on {known.tried.node}" if known.tried is not None and known.tried.node else ""
-            yield f"{update} was refused: release {release} failed its trial{where}: {one_line(known.reason)}"
-            if known.tried is not None and known.tried.traceback:
-                yield message(known.tried.traceback.rstrip())
+            where = f" on {row.node}" if row.node else ""
+            yield f"{update} was refused: release {release} failed its trial{where}: {one_line(row.why)}"
+            if row.traceback:
+                yield message(row.traceback.rstrip())
             yield "the job goes on as before"
         case UpdatePhase.ROLLED_BACK:
-            yield f"{update} was rolled back: {one_line(known.reason)}"
-            yield f"'srobust incident {job} {known.incident}' has the evidence"
-        case UpdatePhase.JOB_ENDED:
-            yield f"the job has ended before {update} was done: {one_line(known.reason)}"
+            yield f"{update} was rolled back: {one_line(row.why)}"
+            yield f"'srobust incident {job} {row.incident}' has the evidence"
         case _:
-            why = f": {one_line(known.reason)}" if known.reason else ""
-            yield f"{update} was {known.phase.value}{why}"
+            why = f": {one_line(row.why)}" if row.why else ""
+            yield f"{update} was {phase.value}{why}"
 
 
-def _cost(known: UpdateProgress) -> str:
+def _cost(known: UpdateProgress, row: UpdateRow) -> str:
     again = f", {count(known.repeated or 0, 'step')} repeated"
     if known.undone:
         are = "is" if known.undone == 1 else "are"
-        again = (
-            f"; it goes on from step {known.restored}: {count(known.undone, 'step')} after it {are} undone"
-        )
-    if known.applied_s is None:
+        again = f"; it goes on from step {row.restored}: {count(known.undone, 'step')} after it {are} undone"
+    if row.stopped_s is None:
         return f"a recovery took it along{again}"
-    return f"{duration(known.applied_s)} without training{again}"
+    return f"{duration(row.stopped_s)} without training{again}"
 
 
-def _candidacy(known: UpdateProgress, job: str, judging: Judging) -> str:
-    if known.good or judging.good:
+def _candidacy(row: UpdateRow, job: str, judging: Judging) -> str:
+    if row.result is UpdateResult.GOOD:
         return "it is good"
     due = f"{count(judging.good_steps, 'step')} or {duration(judging.good_s)}"
-    if known.requested is not None and known.requested.rollback:
+    if row.rollback:
         return f"'srobust releases {job}' shows what runs"
     if not judging.before:
         return f"it is good after {due}; if it fails before, no release comes back by itself"
@@ -156,8 +146,8 @@ def _candidacy(known: UpdateProgress, job: str, judging: Judging) -> str:
     return f"it is a candidate, good after {due}; {back}; 'srobust rollback {job}' goes back at once"
 
 
-def _untried(known: UpdateProgress) -> Iterator[str]:
-    for what in known.tried.untried if known.tried is not None else ():
+def _untried(row: UpdateRow) -> Iterator[str]:
+    for what in row.untried:
         yield f"not tried: {one_line(what)}"
 
 

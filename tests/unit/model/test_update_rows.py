@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import RollBack
 from slurm_robust.model.journal import fold
 from slurm_robust.model.release import UpdateEnd, When
 from slurm_robust.model.updates import UpdateBook, UpdateResult, update_rows
+from tests.builders import incidents
 from tests.builders import updates as job
 from tests.builders.updates import BATCH, BEGIN, FIRST, LAYERS
 
@@ -91,3 +93,32 @@ def test_an_update_that_waits_when_the_job_ends_is_never_applied() -> None:
 @pytest.mark.parametrize("how", list(UpdateEnd))
 def test_the_end_of_an_update_that_nobody_requested_is_passed_over(how: UpdateEnd) -> None:
     assert update_rows([ev.UpdateEnded(t=1.0, update=7, how=how)]) == ()
+
+
+def test_a_release_that_failed_its_trial_is_refused_before_the_update_ends() -> None:
+    events = [*job.start(), job.requested(200, 1, BATCH), job.tried(209, 1, ok=False, node="n2", text="typo")]
+    (row,) = update_rows(events)
+    assert (row.result, row.why, row.node, row.over) == (UpdateResult.REFUSED, "typo", "n2", BEGIN + 209)
+
+
+def test_a_rollback_is_of_the_update_that_was_applied_and_not_of_one_that_waits() -> None:
+    events = [*job.start(), *job.good(), *job.rolled_back()]
+    place = next(i for i, e in enumerate(events) if isinstance(e, ev.IncidentOpened) and e.incident == 2)
+    events.insert(place, job.requested(573, 4, LAYERS, from_step=40))
+    assert results(*events) == {1: "good", 3: "rolled back", 4: "waiting"}
+
+
+def test_training_stands_still_for_an_update_until_its_first_step_also_with_an_incident_between() -> None:
+    events = [*job.start(), *job.good()[:9]]
+    events += [
+        incidents.opened(t=BEGIN + 212, incident=1, generation=2),
+        job.launched(220, 3, BATCH, 200, of=1),
+    ]
+    (row,) = update_rows([*events, job.first_step(225, 3, 201)])
+    assert (row.stopped_s, row.first_step, row.generation, row.recovery) == (15.0, 201, 2, 0)
+
+
+def test_ranks_that_do_not_train_make_no_first_step_of_a_release() -> None:
+    other = structs.replace(job.first_step(212, 2, 7), world="rollout")
+    (row,) = update_rows([*job.start(), *job.good()[:9], other])
+    assert (row.first_step, row.stopped_s) == (None, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
@@ -54,6 +55,17 @@ def test_each_phase_is_known_by_the_journal(
     assert (known.phase, known.is_done) == (phase, is_done)
 
 
+def test_ranks_that_a_fault_ends_while_they_stop_for_an_update_are_not_stopped_for_it() -> None:
+    known = progress_of(asked().tried(1).stops(1).crashes(4).events, 1)
+    assert (known.phase, known.incident) == (UpdatePhase.WAITING, 4)
+
+
+def test_an_update_that_another_one_replaces_before_its_first_step_is_over() -> None:
+    story = asked().tried(1).applied(1, NEW, OLD, 60, 60).asked(2, OLD).applied(2, OLD, NEW, 60, 60)
+    known = progress_of(story.trains(OLD, 61, 62, restore=60).events, 1)
+    assert (known.phase, known.reason) == (UpdatePhase.SUPERSEDED, "update 2 took its place")
+
+
 def test_a_candidate_that_fails_before_its_first_step_is_seen_to_be_rolled_back() -> None:
     story = asked().tried(1).stops(1).applied(1, NEW, OLD, 60, 60).crashes(4)
     known = progress_of(story.rolled_back(4, NEW, OLD, 60).events, 1)
@@ -63,13 +75,15 @@ def test_a_candidate_that_fails_before_its_first_step_is_seen_to_be_rolled_back(
 
 def test_what_an_update_cost_is_counted_from_the_stop_to_the_first_step() -> None:
     known = progress_of(updated().events, 1)
-    assert (known.applied_s, known.repeated) == (3.0, 0)
+    assert known.row is not None
+    assert (known.row.stopped_s, known.repeated) == (3.0, 0)
 
 
 def test_steps_that_only_the_old_release_had_count_as_repeated() -> None:
     story = asked().tried(1).applied(1, NEW, OLD, step=60, kept=52, recovery=True)
     known = progress_of(story.trains(NEW, 53, 54, restore=52).events, 1)
-    assert (known.applied_s, known.repeated) == (None, 8)
+    assert known.row is not None
+    assert (known.row.stopped_s, known.repeated) == (None, 8)
 
 
 def test_steps_after_the_one_that_the_owner_goes_back_to_are_undone_and_not_repeated() -> None:
@@ -77,7 +91,8 @@ def test_steps_after_the_one_that_the_owner_goes_back_to_are_undone_and_not_repe
     known = progress_of(
         story.applied(1, NEW, OLD, step=60, kept=20).trains(NEW, 21, 22, restore=20).events, 1
     )
-    assert (known.restored, known.repeated, known.undone) == (20, 0, 40)
+    assert known.row is not None
+    assert (known.row.restored, known.repeated, known.undone) == (20, 0, 40)
 
 
 def test_another_update_says_nothing_of_this_one() -> None:
@@ -101,17 +116,29 @@ def test_a_request_without_an_answer_is_found_by_its_token() -> None:
     assert request_of(events, "b2") is None
 
 
-def test_the_journal_is_followed_as_it_grows(tmp_path: Path) -> None:
-    directory = JobDirectory(tmp_path / "7")
+def phases(directory: JobDirectory, events: list[ev.AnyEvent]) -> list[str]:
+    """What the follower says at first, and after each event of a journal that grows."""
     open_directory(directory)
-    story, follower = updated(), UpdateFollower(directory, 1)
-    phases = [follower.look().phase]
-    for event in story.events:
+    follower = UpdateFollower(directory, 1)
+    found = [follower.look().phase]
+    for event in events:
         with directory.journal.open("ab") as file:
             file.write(ev.encode_event(event) + b"\n")
-        phases.append(follower.look().phase)
+        found.append(follower.look().phase)
+    return [phase.value for phase in found]
+
+
+def test_the_journal_is_followed_as_it_grows(tmp_path: Path) -> None:
+    found = phases(JobDirectory(tmp_path / "7"), updated().events)
     each = ["asked", "trying", "waiting", "stopping", "starting", "running"]
-    assert [phase.value for phase in dict.fromkeys(phases)] == each
+    assert list(dict.fromkeys(found)) == each
+
+
+def test_what_a_takeover_makes_void_is_no_part_of_the_progress(tmp_path: Path) -> None:
+    asked_for, tried = asked().events, asked().tried(1).events[-1]
+    taken_over = ev.ControllerStarted(t=tried.t, epoch=2, host="n2", pid=1, port=1, known=len(asked_for))
+    events = [*asked_for, structs.replace(tried, epoch=1), taken_over]
+    assert phases(JobDirectory(tmp_path / "7"), events)[-3:] == ["trying", "waiting", "trying"]
 
 
 # -- journals of the engine --------------------------------------------------------------------------
@@ -123,7 +150,8 @@ def test_an_update_of_a_simulated_job_is_followed_to_its_first_step() -> None:
     is_applied(sim)
     known = progress_of(sim.journal, 1)
     assert (known.phase, known.repeated) == (UpdatePhase.RUNNING, 0)
-    assert known.applied_s is not None
+    assert known.row is not None
+    assert known.row.stopped_s is not None
 
 
 def test_an_update_that_a_simulated_recovery_took_along_costs_nothing_of_its_own() -> None:
@@ -134,9 +162,9 @@ def test_an_update_that_a_simulated_recovery_took_along_costs_nothing_of_its_own
     sim.drill(0)
     is_applied(sim)
     known = progress_of(sim.journal, 1)
-    assert (known.phase, known.applied_s) == (UpdatePhase.RUNNING, None)
-    assert known.applied is not None
-    assert known.applied.recovery
+    assert known.phase is UpdatePhase.RUNNING
+    assert known.row is not None
+    assert (known.row.stopped, known.row.stopped_s, known.row.recovery) == (None, None, 1)
 
 
 def test_a_simulated_release_that_fails_is_seen_to_be_rolled_back_and_so_is_its_row() -> None:

@@ -154,9 +154,7 @@ def test_on_a_narrow_screen_names_and_states_stay_whole(
 
 
 def test_what_became_of_an_update_that_the_journal_never_showed() -> None:
-    known = structs.replace(
-        progress_of(trained().events, 1), phase=UpdatePhase.JOB_ENDED, reason="Slurm says CANCELLED"
-    )
+    known = structs.replace(progress_of(trained().events, 1), end="Slurm says CANCELLED")
     (line,) = screen.outcome(known, "7", JUDGING)
     assert line == "the job has ended before update 1 was done: Slurm says CANCELLED"
 
