@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import glob
 import os
@@ -37,7 +36,7 @@ from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
 from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number, parse_words
 from slurm_robust.terminal.console import Bar
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import did_you_mean, near, one_line
 from slurm_robust.util.trust import distrust
 
 Live = Mapping[str, tuple[str, ...]]
@@ -100,14 +99,11 @@ def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
     """Yield rules of the configuration that speak of no check at all. Pure."""
     for pattern in config.checks:
         if not fnmatch.filter(names, pattern):
-            close = difflib.get_close_matches(pattern, names, n=2)
             yield Point(
                 good=False,
                 what=f"configuration: no check matches checks.{pattern}",
                 why="the rule has no effect",
-                fix=f"did you mean {' or '.join(close)}?"
-                if close
-                else "srobust check --explain names them all",
+                fix=did_you_mean(near(pattern, names)) or "srobust check --explain names them all",
             )
 
 

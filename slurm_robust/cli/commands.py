@@ -44,6 +44,7 @@ GROUPS = {
         "admin": "install hooks and checks on nodes, and test drained nodes",
     },
     "about srobust": {
+        "help": "show this help, or that of a command",
         "version": "print the version",
     },
 }

@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
 from slurm_robust.cli.commands import GROUPS, HELP
-from slurm_robust.cli.parsing import Parser, add_command
+from slurm_robust.cli.parsing import Commands, Parser, add_command
 from slurm_robust.cli.words import parse
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message, visible
@@ -49,6 +49,8 @@ def make_parser(only: str | None = None) -> Parser:
     for name, text in HELP.items():
         if only not in (None, name):
             commands.add_parser(name, help=text)
+        elif name == "help":
+            _add_help(commands)
         elif name == "version":
             examples = (
                 ("srobust version", "print the version, for a bug report"),
@@ -58,6 +60,16 @@ def make_parser(only: str | None = None) -> Parser:
         else:
             import_module(f"slurm_robust.cli.{name}").register(commands)
     return parser
+
+
+def _add_help(commands: Commands) -> None:
+    """Add ``srobust help``, for which :func:`main` takes ``--help``."""
+    examples = (
+        ("srobust help", "all commands"),
+        ("srobust help checkpoint ls", "the arguments and options of a command, with examples"),
+    )
+    parser = add_command(commands, "help", None, HELP["help"], examples=examples)
+    parser.add_argument("words", metavar="COMMAND", nargs="*", help="a command (default: all of them)")
 
 
 def _version(_: argparse.Namespace) -> int:
@@ -106,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
         words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] == ["help"] and not {"-h", "--help"} & {*words}:
+            words = [*words[1:], "--help"]
         args = parse(make_parser(next((word for word in words if not word.startswith("-")), "")), words)
         code: int = args.handler(args)
         sys.stdout.flush()

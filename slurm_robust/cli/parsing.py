@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm.values import parse_duration, parse_memory
 from slurm_robust.util.hostlist import InvalidHostlist, expand
+from slurm_robust.util.text import did_you_mean, near
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 """What add_subparsers() returns: it has only a private name, and is generic only for type checkers."""
@@ -21,6 +22,9 @@ Examples: TypeAlias = tuple[tuple[str, str], ...]
 
 _MAX_NUMBER = 1e9
 """No option takes more; dates do not reach further."""
+
+_MAX_LISTED = 6
+"""No more choices are listed in an error."""
 
 _MAX_SIZE = 2**60  # bytes
 _MIN_BARE_SIZE = 2**30
@@ -50,6 +54,16 @@ class Parser(argparse.ArgumentParser):
         """Return argparse's help, and the examples below."""
         lines = [f"  {command}\n      {text}\n" for command, text in self.examples]
         return "".join([super().format_help(), *(["\nexamples:\n"] if lines else []), *lines])
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise UsageError for a word that is no choice: with those near to it, never with a long list."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        name = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+        text = f"no {name.lower()} {value!r}" if not action.option_strings else f"{name} takes no {value!r}"
+        listed = f"one of {', '.join(choices)}" if len(choices) <= _MAX_LISTED else f"see {self.prog} --help"
+        raise UsageError(text, fix=did_you_mean(near(str(value), choices)) or listed)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""

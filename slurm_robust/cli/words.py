@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from itertools import islice
+import itertools
 
 from slurm_robust.cli.parsing import Parser, UsageError
+from slurm_robust.util.text import did_you_mean, near
 
 # Options that are one key of the configuration each: key, type, placeholder, help.
 OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
@@ -79,13 +79,39 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     elif argv[:1] == ["update"]:
         argv, words = split_arguments(argv)
     argv = names_first(parser, argv)
+    _check_options(parser, argv)
     given = argparse.Namespace(command=command, verbatim=verbatim, words=words)
     args, unknown = parser.parse_known_args(argv, given)
     if unknown:
-        likely = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(_options_of(parser, argv)), 1)
-        fix = f"did you mean {likely[0]}?" if likely else f"see srobust {argv[0]} --help"
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=fix)
+        prog = _command_of(parser, argv)[0].prog
+        raise UsageError(f"{prog} takes no {' '.join(map(repr, unknown))}", fix=f"see {prog} --help")
     return args
+
+
+def _check_options(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    """Raise UsageError for an option that the command lacks, before argparse misses what comes behind it."""
+    command, words = _command_of(parser, argv)
+    if any(action.nargs == argparse.REMAINDER for action in command._actions):
+        return
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in command._option_string_actions:
+            known = [name.removeprefix("--") for name in command._option_string_actions]
+            likely = [f"--{name}" for name in near(option.removeprefix("--"), known)]
+            fix = did_you_mean(likely) or f"see {command.prog} --help"
+            raise UsageError(f"{command.prog} has no option {option}", fix=fix)
+
+
+def _command_of(
+    parser: argparse.ArgumentParser, argv: list[str]
+) -> tuple[argparse.ArgumentParser, list[str]]:
+    """Return the parser of the command that ``argv`` names, as far as it names one, and the other words."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for index, word in enumerate(argv):
+                if word in action.choices:
+                    return _command_of(action.choices[word], argv[index + 1 :])
+    return parser, argv
 
 
 def names_first(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
@@ -112,15 +138,5 @@ def names_first(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
         last.append(word)
         action = command._option_string_actions.get(word)
         if action is not None and action.nargs is None:
-            last += islice(rest, 1)  # its value
+            last += itertools.islice(rest, 1)  # its value
     return [argv[0], *first, *last]
-
-
-def _options_of(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:
-    """Return the options of the command that ``argv`` names, if it names one."""
-    for action in parser._actions:
-        choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
-        for word in argv:
-            if word in choices:
-                return _options_of(choices[word], argv[argv.index(word) + 1 :])
-    return set(parser._option_string_actions)

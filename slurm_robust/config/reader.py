@@ -6,7 +6,6 @@ together. :func:`parse` knows YAML and places, :class:`Layers` the schema and th
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
 from slurm_robust.config.section import SECRET, Contradiction, Section
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.util.files import read_regular
-from slurm_robust.util.text import one_line, without_urls
+from slurm_robust.util.text import did_you_mean, near, one_line, without_urls
 
 Key = tuple[str, ...]
 
@@ -41,6 +40,8 @@ HIDDEN = "(hidden)"
 S = TypeVar("S", bound=Section)
 _REJECTED = object()
 _SHOWN = 80
+_ALIKE = 0.6
+"""How much keys resemble each other of which one is taken for the other: also if a part is missing."""
 
 
 # -- YAML -------------------------------------------------------------------------------------------------
@@ -339,8 +340,8 @@ class Checker:
         known = (full.rpartition(".") for full in schema_keys(self._schema))
         homes = [f"under {home}:" if home else "top level" for home, _, last in known if last == name]
         likely = [f"{name} ({home})" for home in homes]
-        likely = likely or [dotted((*section, word)) for word in difflib.get_close_matches(leaf, here, n=2)]
-        hint = f"did you mean {' or '.join(likely)}?" if likely else f"known keys here: {', '.join(here)}"
+        likely = likely or [dotted((*section, word)) for word in near(leaf, here, alike=_ALIKE)]
+        hint = did_you_mean(likely) or f"known keys here: {', '.join(here)}"
         place = place_of(self._places, key)
         name = dotted(key)
         self.problems.append(Problem(f"{place.text}: unknown key {name}; {hint}", place.code, key))

@@ -5,15 +5,19 @@ The only place that cleans text, for a terminal, for a table, for matching, and 
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 MAX_TEXT = 600
 """Characters of one text that a line shows; the journal and ``--json`` have the whole text."""
+
+_ALIKE = 0.7
+"""Words of which less is alike are not taken for each other (``difflib``)."""
 
 _MAX_NAMES = 8
 
@@ -188,6 +192,18 @@ def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
 
 def _folded(runs: Iterable[tuple[int, int]]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def near(word: str, known: Iterable[str], *, alike: float = _ALIKE) -> list[str]:
+    """Return the one or two of ``known`` that somebody who writes ``word`` may mean, the likelier first."""
+    names = sorted(known)
+    longer = [name for name in names if word and name.startswith(word)]
+    return longer if len(longer) in (1, 2) else difflib.get_close_matches(word, names, 2, alike)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return ``did you mean status or stacks?``; "" without names."""
+    return f"did you mean {' or '.join(names)}?" if names else ""
 
 
 def version_numbers(version: str) -> tuple[int, ...]:

@@ -96,6 +96,18 @@ def test_help_ends_with_examples_that_are_right(
             parse(make_parser(argv[1]), argv[1:])
 
 
+@pytest.mark.parametrize("command", ["", "status", "checkpoint", "checkpoint ls", "run"])
+def test_help_as_everybody_asks_for_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for argv in (["help", *command.split()], [*command.split(), "--help"], [*command.split(), "-h"]):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0].startswith(f"usage: srobust {command}".rstrip())
+    assert shown[0] == shown[1] == shown[2]
+
+
 def test_the_version_as_everybody_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
@@ -139,13 +151,33 @@ def test_help_loads_nothing_heavy() -> None:
     ("argv", "code", "message"),
     [
         ([], ExitCode.USAGE, "required: COMMAND"),
-        (["bogus"], ExitCode.USAGE, "invalid choice: 'bogus'"),
+        (["bogus"], ExitCode.USAGE, "no command 'bogus'\n  fix: see srobust --help"),
+        (["statsu"], ExitCode.USAGE, "no command 'statsu'\n  fix: did you mean status?"),
+        (["help", "statsu"], ExitCode.USAGE, "did you mean status?"),
+        (["checkpoint", "lss"], ExitCode.USAGE, "no command 'lss'\n  fix: did you mean ls?"),
+        (
+            ["sandbox", "fault", "powercut"],
+            ExitCode.USAGE,
+            "no fault 'powercut'\n  fix: did you mean power-cut?",
+        ),
+        (["status", "--jsn"], ExitCode.USAGE, "status has no option --jsn\n  fix: did you mean --json?"),
+        (
+            ["run", "--spare", "1", "a.py"],
+            ExitCode.USAGE,
+            "has no option --spare\n  fix: did you mean --spares?",
+        ),
+        (["status", "7", "8"], ExitCode.USAGE, "status takes no '8'\n  fix: see srobust status --help"),
+        (["classify", "--stream", "kernl"], ExitCode.USAGE, "no 'kernl'\n  fix: did you mean kernel?"),
         (["run"], ExitCode.USAGE, "nothing to run"),
         (["run", "--"], ExitCode.USAGE, "nothing to run"),
         (["run", "-m", "--", "x"], ExitCode.USAGE, "-m and -- exclude each other"),
         (["run", "--nodes", "two", "a.py"], ExitCode.USAGE, "argument --nodes"),
         (["run", "--node", "2", "a.py"], ExitCode.USAGE, "did you mean --nodes?"),
-        (["run", "--sqare", "a.py"], ExitCode.USAGE, "unknown arguments: --sqare"),
+        (
+            ["run", "--quux", "a.py"],
+            ExitCode.USAGE,
+            "srobust run has no option --quux\n  fix: see srobust run --help",
+        ),
         (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "not a folder name"),
         (["run", "--from", " ", "a.py"], ExitCode.USAGE, "argument --from: it is empty"),
         (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
@@ -173,7 +205,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["nodes", "--days", "1e300"], ExitCode.USAGE, "'1e300' is too large: 1,000,000,000 at most"),
         (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
         (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
-        (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
+        (["drill", "7", "burn"], ExitCode.USAGE, "no fault 'burn'\n  fix: one of"),
         (["update", "7", "--deadline", "soon"], ExitCode.USAGE, "'soon' is no time span"),
         (["update", "7", "--now", "--deadline", "6h"], ExitCode.USAGE, "--deadline is for an update that"),
         (["update", "/nowhere/7", "--", "--now"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),

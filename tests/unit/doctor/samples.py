@@ -267,7 +267,7 @@ BAD: dict[str, tuple[Change, ...]] = {
     ),
     "timeouts.node_dead": (config("timings", node_dead_s=2.0),),
     "job.exec": (fact(hears=False),),
-    "settings.refused": (fact(refused="unknown arguments: --spare; fix: see srobust run --help"),),
+    "settings.refused": (fact(refused="srobust run has no option --spare; fix: did you mean --spares?"),),
     "settings.spares": (config(spares=0), lambda facts: config(nodes=4, spares=1)(fact(nodes=4)(facts))),
     "settings.reservation": (
         lambda facts: config("companions", reservation="spare")(fact(reservations=("spares",))(facts)),

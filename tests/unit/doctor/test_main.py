@@ -206,7 +206,7 @@ def test_a_script_whose_settings_are_not_seen(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--spare 1 t.py", "unknown arguments: --spare; fix: did you mean --spares?"),
+        ("--spare 1 t.py", "srobust run has no option --spare; fix: did you mean --spares?"),
         ("--spares one t.py", "argument --spares: invalid int value: 'one'"),
         ("--spares -1 t.py", "option --spares: spares must be an integer of 0 or more"),
         ("--set spare=1 t.py", "unknown key spare"),

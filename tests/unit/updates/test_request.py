@@ -255,7 +255,7 @@ def test_code_that_does_not_compile_is_shown_with_its_line(
         (("--image", "/x.sif"), ExitCode.USAGE, "the job runs in no container"),
         (("--env", "RANK=1"), ExitCode.USAGE, "sets it for each rank"),
         (("--args", "'"), ExitCode.USAGE, "no closing quotation"),
-        (("--nodes", "8"), ExitCode.USAGE, "unknown arguments: --nodes 8"),
+        (("--nodes", "8"), ExitCode.USAGE, "srobust update has no option --nodes"),
         (("--now", "--lazy"), ExitCode.USAGE, "not allowed with argument"),
         (("--deadline", "soon"), ExitCode.USAGE, "'soon' is no time span"),
     ],
