@@ -34,6 +34,7 @@ class HeartbeatState:
         self._answered = 0
         self._learned: tuple[int, tuple[str, ...]] = (0, ())  # with the heartbeat that first carries it
         self._outside: tuple[int, tuple[str, ...]] = (0, ())  # likewise
+        self._undrilled: dict[int, tuple[int, str]] = {}  # by drill, likewise
         self.release = ""
         self.address = self.data_address = ""
         self.clique = self.block = self.imex = self.image = ""
@@ -52,6 +53,10 @@ class HeartbeatState:
         """Keep what rank 0 has imported; it goes with every heartbeat until one is answered."""
         self._learned = (self._seq + 1, modules)
 
+    def cannot_drill(self, drill: int, why: str) -> None:
+        """Keep why a drill could not be carried out; it goes along until a heartbeat is answered."""
+        self._undrilled[drill] = (self._seq + 1, why)
+
     def tell_outside(self, files: tuple[str, ...]) -> None:
         """Keep what rank 0 reads outside of its release; it goes along until a heartbeat is answered."""
         self._outside = (self._seq + 1, files)
@@ -61,6 +66,7 @@ class HeartbeatState:
         self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
         self._told = [(first, text) for first, text in self._told if first > seq]
+        self._undrilled = {drill: kept for drill, kept in self._undrilled.items() if kept[0] > seq}
         if self._learned[0] <= seq:
             self._learned = (0, ())
         if self._outside[0] <= seq:
@@ -134,6 +140,7 @@ class HeartbeatState:
             release=self.release,
             outside=self._outside[1],
             told=tuple(text for _, text in self._told),
+            undrilled={drill: why for drill, (_, why) in self._undrilled.items()},
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

@@ -605,6 +605,8 @@ class Agent:
             case EndWorker(pid=pid):
                 self._launcher.terminate(pid)
                 self._gpus.prepare()
+            case Inject(signal=0):
+                pass
             case Inject(rank=rank, signal=number):
                 self._launcher.inject(self._state.workers.living_pids[rank], number)
             case WatchGpus(workers=workers):

@@ -16,7 +16,7 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Effect, HandOver, Say, Send
+from slurm_robust.engine.effects import Effect, HandOver, Say
 from slurm_robust.engine.questions import FindSwitches, NoAnswer, SaveSuspect
 from slurm_robust.engine.transitions import ToUpdating, Transition
 from slurm_robust.engine.units.checkpoints import Checkpoints
@@ -24,6 +24,7 @@ from slurm_robust.engine.units.companions import Companions
 from slurm_robust.engine.units.copies import HeldCopies
 from slurm_robust.engine.units.departure import Departure
 from slurm_robust.engine.units.drains import Drains
+from slurm_robust.engine.units.drills import Drills
 from slurm_robust.engine.units.fleet import Heard
 from slurm_robust.engine.units.giveback import GivingBack
 from slurm_robust.engine.units.incidents import Incidents
@@ -98,6 +99,7 @@ class Core(Context):
         self.starts: Final = AgentStarts(self, self.witnesses)
         self.start_phases: Final = StartPhases(self, self.starts)
         self.drains: Final = Drains(self)
+        self.drills: Final = Drills(self)
         self.liveness: Final = Liveness(self)
         self.departure: Final = Departure(self, self._leave, now)
         self.storage: Final = StorageListing(self, now)
@@ -183,6 +185,7 @@ class Core(Context):
         if heartbeat.outside:
             self._see_outside(heartbeat, now)
         self._answer(heartbeat, heartbeat.seq)
+        self.drills.on_heartbeat(heartbeat, now)
         self.learning.on_heartbeat(heartbeat, now)
         self.copies.on_heartbeat(heartbeat)
         self.departure.on_heartbeat(heartbeat, now)
@@ -279,6 +282,7 @@ class Core(Context):
             self._stage.enter(self, now)
         self.departure.step(now)
         self.way_back.step(now)
+        self.drills.step(now)
         self.trials.step(now)
         self.starts.step(now)
         self.standbys.yield_to_training(now)
@@ -384,24 +388,8 @@ class Core(Context):
 
     def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
         """Answer a drill: the owner tries a fault on the own job."""
-        signals = {"kill-rank": 9, "stop-rank": 19}
-        world = self.world.placement.world_size
-        if drill.fault not in signals:
-            text = f"unknown fault '{drill.fault}'; possible: {', '.join(signals)}"
-            return msg.DrillReply(ok=False, text=text), []
-        if not self.world.running or not 0 <= drill.rank < world:
-            text = f"rank {drill.rank} does not run now; ranks are 0 to {world - 1}"
-            return msg.DrillReply(ok=False, text=text), []
-        node = self.world.placement.node_of(drill.rank)
-        view, quiet_s = self.fleet.views.get(node), QUIET * self.config.timings.heartbeat_s
-        if view is None or view.dead is not None or now.mono - view.heard > quiet_s:
-            text = f"node {node} does not respond; nothing was done to rank {drill.rank}"
-            return msg.DrillReply(ok=False, text=text), []
-        order = msg.Inject(epoch=self.state.epoch, rank=drill.rank, signal=signals[drill.fault])
-        self.emit(Send(node=node, message=order))
-        text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.world.generation})"
-        self.record(ev.Noted(t=now.wall, text=text, node=node))
-        return msg.DrillReply(ok=True, text=text), self.on_tick(now)
+        reply = self.drills.plant(drill, now)
+        return reply, self.on_tick(now) if reply.drill else []
 
     def on_update_request(self, wish: msg.UpdateJob, now: Now) -> list[Effect]:
         """Take in that the owner wants another release; the answer is sent to
@@ -424,7 +412,8 @@ class Core(Context):
         """Ask the policy about ``fault``, and write down what it says before anything is done about it."""
         self.standby_watch.step(now)  # standbys were unwatched while the generation was being ended
         decided = decide(self.state, fault, now.wall, self.rules)
-        self.checkpoints.passed_over.judge_failure(fault, decided.verdict, now)
+        if not decided.drill:
+            self.checkpoints.passed_over.judge_failure(fault, decided.verdict, now)
         self.incidents.decide(decided, now)
         return decided
 
@@ -458,16 +447,22 @@ class Core(Context):
         evidence: tuple[str, ...] = (),
         *,
         unproven: bool = False,
+        drill: int = 0,
     ) -> None:
         """Use ``node`` no more in this job, and leave word why for who administers it.
 
-        ``unproven``: suspicion alone speaks against it.
+        ``unproven``: suspicion alone speaks against it. ``drill``: it is for this drill, so the node is
+        healthy and no administrator hears of it.
         """
         self.record(
-            ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident, unproven=unproven)
+            ev.NodeEvicted(
+                t=now.wall, node=node, reason=reason, incident=incident, unproven=unproven, drill=drill
+            )
         )
         if self.fleet.is_silent(node, QUIET * self.config.timings.heartbeat_s, now.mono, self.started):
             self.starts.let_go(node)
+        if drill:
+            return
         cause = self.world.incident if incident else None
         companion = self.state.lenders.get(node, 0)  # it ends when no copy on the node is needed
         suspect = Suspect(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from slurm_robust.analysis.logs import blames_peer
-from slurm_robust.evidence import updates
+from slurm_robust.evidence import drills, updates
 from slurm_robust.evidence.incidents import IncidentReport, IncidentStatus, incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
@@ -59,6 +59,7 @@ class IncidentRow(Record):
     signs: tuple[str, ...]
     """What was seen, in order."""
     blamed: str
+    """What is to blame; of a drill, who planted it."""
     suspects: tuple[str, ...]
     done: str
     outcome: str
@@ -137,7 +138,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
     return [
         ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
         *([("why", one_line(report.why))] if report.why else []),
-        ("blamed", blamed(report) + sure),
+        ("cause", drills.cause(report.drill)) if report.drill else ("blamed", blamed(report) + sure),
         *([("release", updates.candidate_text(report.update, report.t))] if report.update else []),
         *([("other faults", one_line(others))] if others else []),
         ("done", done(report) or "nothing yet"),
@@ -150,7 +151,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
 def _way_out(report: IncidentReport) -> str:
     """Return how to find and mend what a release has changed; "" if it is not to blame."""
     row = report.update
-    if row is None or report.blame is not inc.Blame.CODE:
+    if row is None or report.drill or report.blame is not inc.Blame.CODE:
         return ""
     text = updates.way_out(report.job_id, row)
     goes_on = report.status is not IncidentStatus.ENDED
@@ -160,6 +161,8 @@ def _way_out(report: IncidentReport) -> str:
 def blamed(report: IncidentReport) -> str:
     """Return what is to blame, in short."""
     verdict = report.verdict
+    if report.drill is not None:
+        return drills.title(report.drill)
     if report.testing and report.status is IncidentStatus.OPEN:
         return "not known yet"
     match report.blame:
@@ -397,6 +400,10 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
             yield "stage", f"{event.what}: {how or 'done'}"
         case ev.RunEnded():
             yield "job ended", f"exit code {event.code}: {event.reason}"
+        case ev.DrillPlanted():
+            yield "drill", f"{drills.title(event)}: {drills.what(event)}"
+        case ev.DrillOver():
+            yield "drill", f"drill {event.drill}: {event.reason}"
         case ev.Noted():
             yield "note", f"{event.node}: {event.text}" if event.node else event.text
 
@@ -406,6 +413,8 @@ def _verdict(event: ev.Decided, signs: Sequence[str]) -> str:
     verdict = event.verdict
     if verdict is None:
         return event.reason
+    if event.drill:
+        return f"drill {event.drill}; as a fault: {verdict.reason}"
     at_fault = (
         "no node and no code is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
     )

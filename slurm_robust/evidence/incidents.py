@@ -14,7 +14,7 @@ from slurm_robust.model.incident import Blame, NodeExit, RollBack, Symptom, Verd
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.updates import UpdateBook, UpdateRow
-from slurm_robust.model.verdicts import leading
+from slurm_robust.model.verdicts import drill_of, leading
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the report: a drill, a lost spare, a node that
@@ -75,6 +75,9 @@ class IncidentReport(Record):
 
     others: tuple[Verdict, ...] = ()
     """Verdicts on other faults that came before it was over."""
+
+    drill: ev.DrillPlanted | None = None
+    """The drill that caused it; None for a real fault."""
 
     update: UpdateRow | None = None
     """The update whose release ran when it began and was not good yet."""
@@ -160,7 +163,8 @@ class _Past:
         self.best = -1
         self.reported = True
         self.launched: ev.GenerationLaunched | None = None
-        self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered] = []
+        self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered | ev.DrillPlanted | ev.DrillOver] = []
+        self.drills: dict[int, ev.DrillPlanted] = {}
         self.updates = UpdateBook()
 
     def add(self, event: ev.AnyEvent) -> None:
@@ -174,7 +178,10 @@ class _Past:
                 self.launched = event
             case ev.FirstStep() | ev.ProgressMade():
                 self.best, self.reported = max(self.best, event.step), event.reported
-            case ev.Noted() | ev.NodeEvicted() | ev.Unanswered():
+            case ev.DrillPlanted():
+                self.drills[event.drill] = event
+                self.notes.append(event)
+            case ev.Noted() | ev.NodeEvicted() | ev.Unanswered() | ev.DrillOver():
                 self.notes.append(event)
             case ev.IncidentClosed():
                 self.notes.clear()
@@ -189,6 +196,7 @@ def _report(
     lead, others = leading(verdicts)
     launched = [e for e in own if isinstance(e, ev.GenerationLaunched)]
     since = opened.t - opened.detect_s - BEFORE_S
+    drill = past.drills.get(drill_of(decided))
     seen = _signs(opened, own)
     status = IncidentStatus.OPEN
     if isinstance(own[-1], ev.IncidentClosed | ev.RunEnded):
@@ -215,7 +223,7 @@ def _report(
         signs=tuple(sign.detail for sign in seen),
         why=seen[0].why,
         status=status,
-        events=(*(e for e in past.notes if e.t >= since), *own),
+        events=(*(e for e in past.notes if e.t >= since or e is drill), *own),
         generations=(opened.generation, *(e.generation for e in launched)),
         placements={
             e.generation: Placement(slots=e.slots, nproc_per_node=past.nproc_per_node)
@@ -224,6 +232,7 @@ def _report(
         },
         verdict=lead,
         others=others,
+        drill=drill,
         update=past.updates.candidate,
         testing=bool(decided) and finds_out_more(decided[-1].actions),
         carried_out=all(e.carried_out for e in decided),

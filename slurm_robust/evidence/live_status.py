@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_robust.evidence import drills
 from slurm_robust.evidence.incident_text import actions_text, short_reason
 from slurm_robust.evidence.updates import who
 from slurm_robust.model import events as ev
@@ -87,6 +88,7 @@ class IncidentFollower:
     def __init__(self) -> None:
         self._opened: ev.IncidentOpened | None = None
         self._decided: ev.Decided | None = None
+        self._drill: ev.DrillPlanted | None = None
 
     def read(self, event: ev.AnyEvent) -> None:
         """Take the next event of the journal."""
@@ -94,6 +96,8 @@ class IncidentFollower:
             self._opened, self._decided = event, None
         elif isinstance(event, ev.Decided):
             self._decided = event
+        elif isinstance(event, ev.DrillPlanted):
+            self._drill = event
 
     def at(self, state: JobState, now: float) -> LiveIncident | None:
         """Return the incident that is open in ``state`` at wall-clock time ``now``; None without one."""
@@ -105,6 +109,8 @@ class IncidentFollower:
         if decided is not None and decided.incident != found.number:
             decided = None
         verdict = decided.verdict if decided is not None else None
+        drill = self._drill if self._drill is not None and found.drill == self._drill.drill else None
+        title = drills.title(drill) if drill is not None else ""
         return LiveIncident(
             number=found.number,
             symptom=found.symptom.value,
@@ -112,9 +118,12 @@ class IncidentFollower:
             why=one_line(opened.why, MAX_TEXT) if opened is not None else "",
             age_s=max(0.0, now - opened.t) if opened is not None else 0.0,
             step=found.step,
-            reason=one_line(short_reason(decided), MAX_TEXT) if decided is not None else "",
+            reason=one_line(f"{title}: {short_reason(decided)}" if title else short_reason(decided), MAX_TEXT)
+            if decided is not None
+            else "",
             actions=one_line(actions_text(decided), MAX_TEXT) if decided is not None else "",
-            blame=verdict.blame.value if verdict is not None else "",
-            suspects=verdict.suspects if verdict is not None else (),
+            blame="drill" if title else verdict.blame.value if verdict is not None else "",
+            suspects=verdict.suspects if verdict is not None and not title else (),
             carried_out=decided.carried_out if decided is not None else True,
+            drill=title,
         )

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.summary import DRILL
 from slurm_robust.model.jobsummary import (
     MAX_BLAMED,
     MAX_DETAIL,
@@ -33,7 +34,7 @@ CLOCKS_S = 300.0
 OLDEST_S = 2 * 365 * DAY_S
 """No job waits and runs for longer than this."""
 
-CAUSES = ("node", "network", "code", "nobody", "undecided")
+CAUSES = ("node", "network", "code", "nobody", "undecided", DRILL)
 
 OF_NODES = frozenset({"node", "network"})
 """Causes that count against the blamed nodes."""

@@ -25,6 +25,7 @@ from slurm_robust.fleet.answers import (
     rated,
     ratio,
 )
+from slurm_robust.ledger.summary import DRILL
 
 MAX_ROWS = 100_000
 WORST = 10
@@ -191,7 +192,7 @@ def totals(connection: sa.Connection, since: float) -> Totals:
             sa.func.sum(costs.c.lost_node_s).label("lost"),
             sa.func.sum(costs.c.recovered).label("recovered"),
             sa.func.sum(costs.c.recover_s).label("recover_s"),
-        ).where(costs.c.day >= int(since // DAY_S))
+        ).where(costs.c.day >= int(since // DAY_S), costs.c.cause != DRILL)
     ).one()
     sums = _sums(since)
     work_s = connection.execute(sa.select(sa.func.sum(sums.c.work_s))).scalar()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.clock import corrected
 from slurm_robust.ledger.ledger import Ledger, ledger
-from slurm_robust.ledger.summary import IncidentCost, summarise
+from slurm_robust.ledger.summary import DRILL, IncidentCost, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.jobsummary import (
@@ -105,10 +105,12 @@ COMMENT_TAG = "srobust:"
 
 def comment_of(summary: JobSummary) -> str:
     """Return the text for Slurm's job comment: ``srobust: ETTR 97.1 %, 3 incidents, 12 generations``."""
-    many = len(summary.incidents) + summary.left_out
+    drills = sum(one.cause == DRILL for one in summary.incidents)
+    many = len(summary.incidents) + summary.left_out - drills
+    planted = f", {drills} drill{'' if drills == 1 else 's'}" if drills else ""
     return (
         f"{COMMENT_TAG} ETTR {100 * summary.ettr:.1f} %, {many} incident{'' if many == 1 else 's'}, "
-        f"{summary.generations} generation{'' if summary.generations == 1 else 's'}"
+        f"{summary.generations} generation{'' if summary.generations == 1 else 's'}{planted}"
     )
 
 

@@ -9,13 +9,15 @@ from slurm_robust.ledger.account import Span
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger
 from slurm_robust.model import events as ev
+from slurm_robust.model import verdicts
 from slurm_robust.model.incident import Blame
 from slurm_robust.model.record import Record
 
 WINDOW_S = 3600.0
 """Window of the sliding ETTR, as in the paper's figure 10."""
 
-"""The cause of time that was lost outside of incidents."""
+DRILL = "drill"
+"""The cause of incidents that their owner had planted: no failures."""
 
 _HOUR_MS = 3_600_000
 
@@ -44,7 +46,8 @@ class IncidentCost(Record):
     """When it was seen, in seconds since 1970."""
     symptom: str
     cause: str
-    """``node``, ``network``, ``code``, ``nobody`` or, as long as nothing is decided, ``undecided``."""
+    """``node``, ``network``, ``code``, ``nobody``, ``drill`` or, as long as nothing is decided,
+    ``undecided``."""
     nodes: tuple[str, ...]
     """The nodes that were blamed."""
     lost: Lost
@@ -65,6 +68,8 @@ class Summary(Record):
     started the job, requeues included (paper, section 2). 0 before it has begun."""
     ettr_held: float
     """The same over the time in which the job held nodes: without any queue."""
+    ettr_undrilled: float | None
+    """ETTR without the time that drills took; None for a job without drills."""
     ettr_window: float
     """ETTR of the last hour (:data:`WINDOW_S`), or of a shorter life."""
     classes: dict[TimeClass, int]
@@ -81,10 +86,13 @@ class Summary(Record):
     """Lost time of the incidents for which a node was blamed; several share it. The greatest first."""
     lost: Lost
     """All of it."""
+    drills: int
+    """How many of ``incidents`` their owner had planted."""
     mttf_s: float | None
-    """Mean time to failure: time with nodes, per incident. None without one."""
+    """Mean time to failure: time with nodes, per incident that is no drill. None without one."""
     mttr_s: float | None
-    """Mean time to recovery: from the fault to the first new step, of incidents that are over."""
+    """Mean time to recovery: from the fault to the first new step, of incidents that are over and no
+    drills."""
 
 
 def summary_of(events: Sequence[ev.AnyEvent], now: float) -> Summary:
@@ -117,13 +125,17 @@ def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection
         held_ms += (span.end_ms - span.begin_ms) * bool(span.nodes)
         lost += lost_in(span)
     effective = sum(classes[one] for one in EFFECTIVE)
-    repaired = [one.lost.ms for one in incidents if one.number in over]
+    failures = [one for one in incidents if one.cause != DRILL]
+    repaired = [one.lost.ms for one in failures if one.number in over]
+    since_start = books.wall_ms - books.started_ms
+    undrilled = since_start - sum(one.lost.ms for one in incidents if one.cause == DRILL)
     return Summary(
         wall_ms=books.wall_ms,
         effective_ms=effective,
         started_ms=books.started_ms,
-        ettr=effective / since_start if (since_start := books.wall_ms - books.started_ms) else 0.0,
+        ettr=effective / since_start if since_start else 0.0,
         ettr_held=effective / held_ms if held_ms else 0.0,
+        ettr_undrilled=effective / undrilled if len(failures) < len(incidents) and undrilled > 0 else None,
         ettr_window=_window(books),
         classes={one: classes[one] for one in TimeClass if classes[one]},
         details=dict(details.most_common()),
@@ -135,7 +147,8 @@ def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection
             (node, _share(one.lost, len(one.nodes))) for one in incidents for node in one.nodes
         ),
         lost=lost,
-        mttf_s=held_ms / 1000 / len(incidents) if incidents else None,
+        drills=len(incidents) - len(failures),
+        mttf_s=held_ms / 1000 / len(failures) if failures else None,
         mttr_s=sum(repaired) / 1000 / len(repaired) if repaired else None,
     )
 
@@ -175,6 +188,7 @@ def _window(books: Ledger) -> float:
 
 def _costs(events: Sequence[ev.AnyEvent], spans: Mapping[int, Sequence[Span]]) -> Iterator[IncidentCost]:
     decided: dict[int, ev.Decided] = {}
+    drilled = verdicts.drilled(events)
     for event in events:
         if isinstance(event, ev.Decided) and event.verdict is not None:
             decided[event.incident] = event
@@ -192,8 +206,12 @@ def _costs(events: Sequence[ev.AnyEvent], spans: Mapping[int, Sequence[Span]]) -
             number=event.incident,
             t=event.t,
             symptom=event.symptom.value,
-            cause=_cause(verdict.blame if verdict else None, verdict.rung if verdict else 0),
-            nodes=verdict.suspects if verdict is not None and verdict.blame is Blame.NODE else (),
+            cause=DRILL
+            if event.incident in drilled
+            else _cause(verdict.blame if verdict else None, verdict.rung if verdict else 0),
+            nodes=verdict.suspects
+            if verdict is not None and verdict.blame is Blame.NODE and event.incident not in drilled
+            else (),
             lost=sum((lost_in(span) for span in own), Lost()),
             classes=dict(classes),
         )

@@ -12,7 +12,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom, Verdict
 from slurm_robust.model.totals import MAX_MARKS, IncidentMark, JobTotals, UpdateMark
 from slurm_robust.model.updates import UpdateBook, UpdateResult
-from slurm_robust.model.verdicts import is_of_another
+from slurm_robust.model.verdicts import drill_of, is_of_another
 
 
 class Tally:
@@ -23,6 +23,8 @@ class Tally:
         self._incidents: Counter[Symptom] = Counter()
         self._actions: Counter[str] = Counter()
         self._takeovers = 0
+        self._decisions: list[ev.Decided] = []  # on the newest incident
+        self._drills = 0
         self._updates = UpdateBook()
         self._marks: deque[IncidentMark] = deque(maxlen=MAX_MARKS)
         self._verdict_of = 0  # the incident of the verdict below
@@ -38,6 +40,7 @@ class Tally:
                     self._takeovers += bool(event.taken_from)
                 case ev.IncidentOpened():
                     self._incidents[event.symptom] += 1
+                    self._decisions.clear()
                     begun = event.t - event.detect_s
                     mark = IncidentMark(number=event.incident, symptom=event.symptom.value, begun=begun)
                     self._marks.append(mark)
@@ -50,7 +53,11 @@ class Tally:
                         if first is None or not is_of_another(first, event.verdict):
                             self._verdict_of, self._verdict = event.incident, event.verdict
                             self._change(event.incident, blame=event.verdict.blame.value)
+                    self._decisions.append(event)
+                    if drill_of(self._decisions):
+                        self._change(event.incident, blame="drill")
                 case ev.IncidentClosed():
+                    self._drills += bool(drill_of(self._decisions))
                     self._change(event.incident, ended=event.t)
                 case ev.RunEnded(final=True) if self._marks and self._marks[-1].ended is None:
                     self._change(self._marks[-1].number, ended=event.t)
@@ -66,6 +73,7 @@ class Tally:
             requeues=self._counts[ev.RequeueStarted],
             takeovers=self._takeovers,
             marks=tuple(self._marks),
+            drills=self._drills,
             updates=self._by_result(),
             update_marks=tuple(
                 UpdateMark(number=row.number, release=row.release, applied=row.applied)

@@ -13,6 +13,7 @@ import msgspec
 
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.drill import DrillFault, DrillPromise
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Action, NodeExit, StackLocation, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory, SnapshotTimes
@@ -387,6 +388,8 @@ class Decided(WorldEvent):
     """Seconds from detection until the verdict."""
     carried_out: bool = True
     """False in observe mode."""
+    drill: int = 0
+    """The drill that caused the fault, 0 for none: then it speaks against no node and no code."""
 
 
 class NodesTested(Event):
@@ -438,6 +441,8 @@ class NodeEvicted(Event):
     incident: int
     unproven: bool = False
     """Suspicion alone speaks against it."""
+    drill: int = 0
+    """The drill for which it is, 0 for none: then nothing speaks against the node outside of this job."""
 
 
 class NodeReturned(Event):
@@ -663,6 +668,32 @@ class RequeueStarted(Event):
     """Nodes that alone have parts of the newest step, and that the next run asks for by name for a while."""
 
 
+class DrillPlanted(WorldEvent):
+    """The owner has a fault planted; the decision on an incident that it causes names the drill."""
+
+    drill: int
+    """1 for the first of the job."""
+    fault: DrillFault
+    rank: int
+    """Its global rank; -1 for a fault of the controller."""
+    node: str
+    generation: int
+    step: int
+    """Newest step completed by all ranks of the generation."""
+    by: Requester | None = None
+    """None if who asked did not say."""
+    promise: DrillPromise | None = None
+
+
+class DrillOver(WorldEvent):
+    """No fault that begins from now on is the drill's."""
+
+    drill: int
+    reason: str
+    ok: bool
+    """False if the fault could not be planted."""
+
+
 class StageDone(Event):
     """One stage of a longer doing with Slurm (requeue, shrink, exclude), with its outcome."""
 
@@ -714,7 +745,7 @@ class RunEnded(Event):
 
 
 class Noted(Event):
-    """A fact that changes nothing: what could not be done, what was odd, what a drill did."""
+    """A fact that changes nothing: what could not be done, what was odd."""
 
     text: str
     node: str = ""
@@ -771,6 +802,8 @@ AnyEvent: TypeAlias = (
     | UpdateApplied
     | UpdateEnded
     | ReleaseProven
+    | DrillPlanted
+    | DrillOver
     | RequeueStarted
     | StageDone
     | StopOrdered

@@ -143,6 +143,8 @@ class Fault(Record):
     """Nodes that the observation names by itself, with the reason."""
     low_confidence: bool = False
     """Stop training only if the stacks name a straggler."""
+    ranks: tuple[int, ...] = ()
+    """The ranks whose loss or gradient norm is wrong."""
     good_step: int | None = None
     """Checkpoints of this generation count up to this step only (-1: none); None: all do."""
 

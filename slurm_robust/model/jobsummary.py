@@ -53,7 +53,7 @@ class IncidentSummary(Record):
     """When it was seen, in seconds since 1970 by slurmctld's clock if that is known."""
     symptom: str
     cause: str
-    """``node``, ``network``, ``code``, ``nobody`` or ``undecided``."""
+    """``node``, ``network``, ``code``, ``nobody``, ``drill`` or ``undecided``."""
     nodes: tuple[str, ...] = ()
     """That were blamed."""
     detail: str = ""

@@ -136,12 +136,14 @@ class LiveIncident(Record):
     actions: str = ""
     """What is done about it."""
     blame: str = ""
-    """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
+    """``node``, ``code``, ``nobody`` or ``drill``; "" as long as nothing is decided."""
     suspects: tuple[str, ...] = ()
     carried_out: bool = True
     """False in observe mode."""
     why: str = ""
     """Why ``sign`` is a fault; "" if it says all."""
+    drill: str = ""
+    """``drill 2 by alice`` if that caused it."""
 
 
 class LiveRelease(Record):

@@ -27,6 +27,9 @@ class NoticeKind(str, Enum):
     UPDATE = "update"
     """An update of the code was requested, applied, refused or rolled back, or its release is good."""
 
+    DRILL = "drill"
+    """The owner has a fault planted."""
+
     REQUEUE = "requeue"
     """The job is requeued, or begins its next run."""
 

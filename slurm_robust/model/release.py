@@ -105,7 +105,7 @@ class UpdateEnd(str, Enum):
 
 
 class Requester(Record):
-    """Who asked for an update, and from where."""
+    """Who asked for an update or planted a drill, and from where."""
 
     user: str
     uid: int

@@ -108,6 +108,8 @@ class JobState(Record, dict=True):
     """How the GPUs of each node reach those of others, as its agents of all runs have told."""
     incidents: int = 0
     """The number of the last incident, also while it is open."""
+    drills: int = 0
+    """The number of the last drill."""
     allocated: float = 0.0
     """When this run of the Slurm job got its nodes."""
     segment: int = 0
@@ -329,6 +331,11 @@ def _(event: ev.StorageWritten, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.IncidentOpened, state: JobState) -> JobState:
     return msgspec.structs.replace(_followed(event, state), incidents=event.incident)
+
+
+@apply.register
+def _(event: ev.DrillPlanted, state: JobState) -> JobState:
+    return msgspec.structs.replace(_followed(event, state), drills=event.drill)
 
 
 @apply.register

@@ -18,7 +18,7 @@ class IncidentMark(Record):
     ended: float | None = None
     """None while it is open."""
     blame: str = ""
-    """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
+    """``node``, ``code``, ``nobody`` or ``drill``; "" as long as nothing is decided."""
 
 
 class UpdateMark(Record):
@@ -49,6 +49,8 @@ class JobTotals(Record):
     """Controllers that took the place of one on another node."""
     marks: tuple[IncidentMark, ...]
     """The newest incidents, oldest first."""
+    drills: int = 0
+    """Incidents that drills caused, which are among :attr:`incidents`."""
     updates: dict[str, int] = {}
     """By what became of them so far; none for a job without."""
     update_marks: tuple[UpdateMark, ...] = ()

@@ -1,4 +1,4 @@
-"""Which verdict of an incident tells what began it. Pure.
+"""Which verdict of an incident tells what began it, and which drill, if any. Pure.
 
 An incident is open until the first new step, and another fault may come before that: it adds signs and
 actions, but the blame for the first one stays. A verdict that only knows more of the same fault takes the
@@ -7,8 +7,9 @@ place of the earlier verdict.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Verdict
 
 _FIRM = 3
@@ -36,3 +37,25 @@ def leading(verdicts: Sequence[Verdict]) -> tuple[Verdict | None, tuple[Verdict,
         else:
             lead = verdict
     return lead, tuple(others)
+
+
+def drill_of(decisions: Iterable[ev.Decided]) -> int:
+    """Return the drill that caused an incident, by all decisions on it; 0 if one of them knows of none."""
+    drills = {decided.drill for decided in decisions}
+    return drills.pop() if len(drills) == 1 else 0
+
+
+def drilled(events: Iterable[ev.AnyEvent]) -> dict[int, ev.DrillPlanted]:
+    """Return the incidents of a journal that drills caused, each with its drill."""
+    planted: dict[int, ev.DrillPlanted] = {}
+    decided: dict[int, list[ev.Decided]] = {}
+    for event in events:
+        if isinstance(event, ev.DrillPlanted):
+            planted[event.drill] = event
+        elif isinstance(event, ev.Decided):
+            decided.setdefault(event.incident, []).append(event)
+    return {
+        incident: planted[drill]
+        for incident, decisions in decided.items()
+        if (drill := drill_of(decisions)) in planted
+    }

@@ -16,6 +16,9 @@ from slurm_robust.model.record import Record
 MAX_PLACES = 32
 """Places of hangs and slowdowns that are remembered."""
 
+MAX_DRILLS = 8
+"""Drills of one generation that are remembered, the newest."""
+
 REPEAT_S = 2.0
 """Less than this is no progress: the end of training is not known more precisely."""
 
@@ -41,10 +44,14 @@ class OpenIncident(Record):
     step: int
     """Newest completed step when it began."""
     generation: int
+    begun: float = 0.0
+    """When training stopped being productive as seen from outside, by the wall clock."""
     last_sign_in: int = -1
     """The generation in which its newest sign was seen."""
     decided: float | None = None
     """When it was first decided what to do, by the wall clock; None as long as it was not."""
+    drill: int = 0
+    """The drill that caused it by the newest decision, 0 for none."""
 
 
 class World(Record, dict=True):
@@ -79,6 +86,8 @@ class World(Record, dict=True):
     places: tuple[StackLocation, ...] = ()
     """Places of the faults of earlier generations by their stacks."""
     incident: OpenIncident | None = None
+    drills: tuple[ev.DrillPlanted, ...] = ()
+    """Drills of this generation that may explain a fault."""
     sealed: dict[int, int] = {}
     """For each ended generation the step of the newest checkpoint that counts."""
     unsealed: tuple[int, ...] = ()
@@ -215,6 +224,7 @@ def _(event: ev.GenerationLaunched, world: World) -> World:
         running=True,
         stopping=None,
         saving=None,
+        drills=(),
         held_steps=(),
         steps_here=-1,
         restored=event.restore,
@@ -247,7 +257,11 @@ def _advance(world: World, step: int, reported: bool) -> World:
 @follow.register
 def _(event: ev.IncidentOpened, world: World) -> World:
     incident = OpenIncident(
-        number=event.incident, symptom=event.symptom, step=event.best_step, generation=event.generation
+        number=event.incident,
+        symptom=event.symptom,
+        step=event.best_step,
+        generation=event.generation,
+        begun=event.t - event.detect_s,
     )
     return msgspec.structs.replace(world, incident=incident)
 
@@ -262,7 +276,20 @@ def _(event: ev.SymptomAdded, world: World) -> World:
 
 @follow.register
 def _(event: ev.IncidentClosed, world: World) -> World:
-    return msgspec.structs.replace(world, incident=None)
+    drill = world.incident.drill if world.incident is not None else 0
+    drills = tuple(one for one in world.drills if one.drill != drill)
+    return msgspec.structs.replace(world, incident=None, drills=drills)
+
+
+@follow.register
+def _(event: ev.DrillPlanted, world: World) -> World:
+    return msgspec.structs.replace(world, drills=(*world.drills, event)[-MAX_DRILLS:])
+
+
+@follow.register
+def _(event: ev.DrillOver, world: World) -> World:
+    drills = tuple(one for one in world.drills if one.drill != event.drill)
+    return msgspec.structs.replace(world, drills=drills)
 
 
 @follow.register
@@ -351,8 +378,12 @@ def _(event: ev.SavingStarted, world: World) -> World:
 @follow.register
 def _(event: ev.Decided, world: World) -> World:
     incident, attempts = world.incident, world.attempts
+    if incident is not None:
+        incident = msgspec.structs.replace(incident, drill=event.drill)
     if incident is not None and incident.decided is None and not finds_out_more(event.actions):
         incident = msgspec.structs.replace(incident, decided=event.t)
+    if event.drill:  # it says nothing of a later fault
+        return msgspec.structs.replace(world, incident=incident)
     # If another decision follows, that one is the attempt.
     if event.verdict is not None and is_final(event.actions):
         attempt = Attempt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from slurm_robust.evidence import updates
+from slurm_robust.evidence import drills, updates
 from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -72,13 +72,19 @@ class Narrator:
         match event:
             case ev.RunStarted():
                 self._wanted = event.spares
+            case ev.DrillPlanted():
+                text = drills.cause(event)
+                yield self._notice(event, f"drill/{event.drill}", NoticeKind.DRILL, text, Severity.INFO)
             case ev.IncidentOpened():
                 self._opened = event
+                planted = self._state.world.drills
+                beside = f"; {drills.cause(planted[-1])} was planted before" if planted else ""
                 yield self._notice(
                     event,
                     f"incident/{event.incident}",
                     NoticeKind.INCIDENT,
-                    f"incident {event.incident}: {event.symptom.value}: {event.detail}",
+                    f"incident {event.incident}: {event.symptom.value}: {event.detail}{beside}",
+                    Severity.INFO if planted else Severity.WARNING,
                     incident=event.incident,
                 )
             case ev.Decided():
@@ -88,7 +94,10 @@ class Narrator:
                 verdict = event.verdict
                 named = [action.node for action in event.actions if isinstance(action, Evict)]
                 named += [node for a in event.actions if isinstance(a, Requeue) for node in a.exclude]
-                severity = Severity.INFO if finds_out_more(event.actions) else Severity.WARNING
+                known = next((one for one in self._state.world.drills if one.drill == event.drill), None)
+                cause = f"{drills.title(known)}: " if known is not None else ""
+                calm = finds_out_more(event.actions) or known is not None
+                severity = Severity.INFO if calm else Severity.WARNING
                 if gives_up and event.carried_out:
                     self._gave_up = True
                     severity = Severity.CRITICAL
@@ -96,7 +105,7 @@ class Narrator:
                     event,
                     f"decision/{number}/{self._decisions[number]}",
                     NoticeKind.GIVE_UP if gives_up else NoticeKind.INCIDENT,
-                    f"incident {number}: {event.reason}",
+                    f"incident {number}: {cause}{event.reason}",
                     severity,
                     nodes=verdict.suspects if verdict is not None and verdict.suspects else tuple(named),
                     action=actions_text(event),

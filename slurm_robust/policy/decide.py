@@ -5,6 +5,8 @@ The live controller and the tests, which play whole weeks, feed the same functio
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import Decided
 from slurm_robust.model.incident import (
@@ -24,6 +26,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.release import Candidate
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.drills import explains
 from slurm_robust.policy.ladder import LADDER, place_of
 from slurm_robust.policy.replacement import go_on_without, leave_drained, move_ranks, replace_nodes
 from slurm_robust.policy.restore import cannot_reshard
@@ -34,7 +37,24 @@ TESTS = 5  # the rung
 
 
 def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
-    """Decide about ``fault``: the event that changes ``state``; ``now``: by the clock of the journal."""
+    """Decide about ``fault``: the event that changes ``state``; ``now``: by the clock of the journal.
+
+    A drill is answered as the first fault of its kind.
+    """
+    drill = explains(state.world, fault)
+    if drill is None:
+        return _decide(state, fault, now, rules)
+    return structs.replace(decide_first(state, fault, now, rules), drill=drill.drill)
+
+
+def decide_first(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
+    """Decide as if nothing had gone wrong before, and as if no release could be taken back."""
+    world = structs.replace(state.world, attempts=(), places=())
+    calm = structs.replace(state, candidate=None, worlds={**state.worlds, state.focus: world})
+    return _decide(calm, fault, now, rules)
+
+
+def _decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
     root = fault.root
     final = [code for code in rules.config.final_exit_codes if code]
     if root is not None and not fault.lost and root.exit.code in final:

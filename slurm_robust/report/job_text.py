@@ -12,7 +12,7 @@ from rich.text import Text
 
 from slurm_robust.evidence.updates import results
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
-from slurm_robust.ledger.summary import Lost
+from slurm_robust.ledger.summary import DRILL, Lost, Summary
 from slurm_robust.report.chapters import chapters_table
 from slurm_robust.report.hookseen import told
 from slurm_robust.report.job_report import JobReport
@@ -49,12 +49,20 @@ def headline(report: JobReport) -> list[tuple[str, str]]:
         ("ETTR", f"{found.ettr:.2%} of {wall} since its first start"),
         ("last hour", f"{found.ettr_window:.2%}"),
         ("steps", steps),
-        ("incidents", str(len(found.incidents))),
+        ("incidents", str(len(found.incidents) - found.drills)),
+        *([("drills", drills_text(found))] if found.drills else []),
         *([("updates", results(report.updates))] if report.updates else []),
         ("MTTF", duration(found.mttf_s) if found.mttf_s is not None else "no incident yet"),
         ("MTTR", duration(found.mttr_s) if found.mttr_s is not None else "no incident is over"),
         ("lost", lost_text(found.lost)),
     ]
+
+
+def drills_text(found: Summary) -> str:
+    """Return how many incidents were drills, and what they cost."""
+    without = f"; ETTR without them {found.ettr_undrilled:.2%}" if found.ettr_undrilled is not None else ""
+    lost = found.causes[DRILL].ms / 1000 if DRILL in found.causes else 0.0
+    return f"{found.drills}, which took {duration(lost)}{without}"
 
 
 def facts(report: JobReport) -> list[tuple[str, str]]:

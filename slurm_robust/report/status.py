@@ -494,6 +494,8 @@ def ettr_text(found: Summary, most: int = 0) -> str:
         text += ", as if each restart began anew: the script does not number its steps"
     elif found.repeated:
         text += f", {found.repeated} repeated"
+    if found.ettr_undrilled is not None:
+        text += f"; {found.ettr_undrilled:.1%} without {count(found.drills, 'drill')}"
     lost = {one: ms for one, ms in found.classes.items() if one not in (*EFFECTIVE, TimeClass.QUEUED)}
     greatest = sorted(lost, key=lambda one: lost[one], reverse=True)[:most]
     if greatest:

@@ -94,6 +94,7 @@ def _of_the_past(totals: JobTotals) -> Iterator[Family]:
     yield _one(JobMetric.LAUNCHES, totals.launches)
     yield _one(JobMetric.EVICTIONS, totals.evictions)
     yield _one(JobMetric.REQUEUES, totals.requeues)
+    yield _one(JobMetric.DRILLS, totals.drills)
     yield _one(JobMetric.TAKEOVERS, totals.takeovers)
     yield JobMetric.INCIDENT_START, [((str(one.number), one.symptom), one.begun) for one in totals.marks]
     yield (

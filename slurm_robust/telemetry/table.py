@@ -121,6 +121,10 @@ class JobMetric:
     )
     EVICTIONS: Final = _counter("srobust_job_evictions_total", "Nodes that the job stopped using.")
     REQUEUES: Final = _counter("srobust_job_requeues_total", "Requeues that the job has begun.")
+    DRILLS: Final = _counter(
+        "srobust_job_drill_incidents_total",
+        "Incidents that drills of the owner caused; srobust_job_incidents_total counts them, too.",
+    )
     TAKEOVERS: Final = _counter(
         "srobust_job_takeovers_total", "Controllers that took the place of one on another node."
     )

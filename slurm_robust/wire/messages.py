@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar, get_args
 import msgspec
 
 from slurm_robust.model.copies import CheckpointId, Copy, Peer, RestoreSource
+from slurm_robust.model.drill import DrillPromise
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.probes import ProbeTarget
@@ -105,6 +106,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
         str, ...
     ] = ()  # code that rank 0 has read from its place and not from the release; until an Ack
     told: tuple[str, ...] = ()  # notes for the job's log, too; until an Ack
+    undrilled: dict[int, str] = {}  # drills that could not be done here, each with the reason; until an Ack
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -335,11 +337,17 @@ class TryRelease(Record, tag_field="kind", tag="try_release"):
 
 
 class Inject(Record, tag_field="kind", tag="inject"):
-    """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
+    """A drill, which the job's owner has asked for: send ``signal`` to the worker with global ``rank``.
+
+    Or do what ``fault`` says, where that is no signal to a worker. Why it could not be done is in
+    :attr:`Heartbeat.undrilled`.
+    """
 
     epoch: int
     rank: int
     signal: int
+    fault: str = ""  # a DrillFault; "": only the signal
+    drill: int = 0  # its number
 
 
 class Shutdown(Record, tag_field="kind", tag="shutdown"):
@@ -368,8 +376,10 @@ class Pong(Record, tag_field="kind", tag="pong"):
 class Drill(Record, tag_field="kind", tag="drill"):
     """The owner asks for a fault."""
 
-    fault: str  # ``kill-rank`` or ``stop-rank``
+    fault: str  # a DrillFault
     rank: int
+    by: Requester | None = None
+    plan: bool = False  # only say what would come of it
 
 
 class DrillReply(Record, tag_field="kind", tag="drill_reply"):
@@ -377,6 +387,9 @@ class DrillReply(Record, tag_field="kind", tag="drill_reply"):
 
     ok: bool
     text: str  # a line: what was done, or why not
+    drill: int = 0  # its number
+    node: str = ""
+    promise: DrillPromise | None = None
 
 
 class UpdateJob(Record, tag_field="kind", tag="update_job"):

@@ -123,6 +123,7 @@ def live_incident(nodes: int = 3, **changes: object) -> LiveStatus:
             evictions=1,
             requeues=1,
             takeovers=0,
+            drills=1,
             marks=(
                 IncidentMark(number=1, symptom="worker exit", begun=1.0e9, ended=1.0e9 + 9, blame="node"),
                 IncidentMark(number=2, symptom="hang", begun=1.1e9),

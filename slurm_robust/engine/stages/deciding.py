@@ -61,7 +61,16 @@ class Deciding:
                 assert decided.verdict is not None  # which names the node
                 evidence = against(self._fault, node)
                 unproven = decided.verdict.unproven
-                core.evict(node, decided.verdict.reason, now, decided.incident, evidence, unproven=unproven)
+                drill = f"drill {decided.drill}: " if decided.drill else ""
+                core.evict(
+                    node,
+                    drill + decided.verdict.reason,
+                    now,
+                    decided.incident,
+                    evidence,
+                    unproven=unproven,
+                    drill=decided.drill,
+                )
             case inc.RestartAgents(nodes=nodes):
                 core.starts.begin(nodes, now, forget_silent=not self._fault.alive)
             case inc.Restart():

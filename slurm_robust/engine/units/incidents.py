@@ -94,7 +94,8 @@ class Incidents:
         # 0 if none is open, or if another controller detected it.
         localise_s = now.mono - self._clock.detected if self._clock is not None else 0.0
         self._context.record(structs.replace(decided, localise_s=localise_s))
-        self._context.emit(Say(text=f"incident {decided.incident}: {decided.reason}"))
+        drill = f"drill {decided.drill}: " if decided.drill else ""
+        self._context.emit(Say(text=f"incident {decided.incident}: {drill}{decided.reason}"))
         if self._clock is not None and self._clock.decided is None and not finds_out_more(decided.actions):
             self._clock.decided = now.mono
 

@@ -132,7 +132,13 @@ class Monitor:
         wrong = self._metrics.verdict()
         if wrong is not None:
             good_step = wrong.good_step if wrong.symptom is Symptom.NON_FINITE else None
-            return Fault(symptom=wrong.symptom, detail=wrong.text, detect_s=wrong.age_s, good_step=good_step)
+            return Fault(
+                symptom=wrong.symptom,
+                detail=wrong.text,
+                detect_s=wrong.age_s,
+                ranks=wrong.ranks,
+                good_step=good_step,
+            )
         self._held_up.see(self._pace.moved_at)
         if self._held_up.is_excused(now.mono):
             return None

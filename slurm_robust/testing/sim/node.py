@@ -279,7 +279,7 @@ class SimAgent:
             do.EndWorker: lambda order: self._signal(
                 order.pid, signal.SIGKILL if order.kill else signal.SIGTERM
             ),
-            msg.Inject: lambda order: self._signal(self.state.workers.living_pids[order.rank], order.signal),
+            msg.Inject: self._inject,
             do.WatchGpus: lambda order: self._watch_gpus(),
             do.SweepGroups: lambda order: None,
             do.ReadTail: self._read_tail,
@@ -300,6 +300,13 @@ class SimAgent:
         }
         self._start_launcher(None)
         self._turn()
+
+    def _inject(self, order: msg.Inject) -> None:
+        if order.signal:
+            self._signal(self.state.workers.living_pids[order.rank], order.signal)
+        else:
+            self._book.cannot_drill(order.drill, f"simulated ranks cannot {order.fault}")
+            self._want()
 
     @property
     def mono(self) -> float:
