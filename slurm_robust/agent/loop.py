@@ -13,7 +13,7 @@ from types import FrameType
 import zmq
 from msgspec import structs
 
-from slurm_robust.agent import rankenv
+from slurm_robust.agent import drills, rankenv
 from slurm_robust.agent.answering import Answering
 from slurm_robust.agent.code import CodeCopies
 from slurm_robust.agent.copies.flush import FlushRequest
@@ -605,10 +605,8 @@ class Agent:
             case EndWorker(pid=pid):
                 self._launcher.terminate(pid)
                 self._gpus.prepare()
-            case Inject(signal=0):
-                pass
-            case Inject(rank=rank, signal=number):
-                self._launcher.inject(self._state.workers.living_pids[rank], number)
+            case Inject():
+                self._plant(instruction)
             case WatchGpus(workers=workers):
                 self._gpus.ask(workers)
             case SweepGroups():
@@ -653,6 +651,18 @@ class Agent:
                 self._steps.forget()
             case EndAgent(keep_copies=keep_copies):
                 self._ended, self._keep_copies = True, keep_copies
+
+    def _plant(self, order: Inject) -> None:
+        """Carry out a drill, or keep the reason for the controller."""
+        pid = self._state.workers.living_pids.get(order.rank)
+        try:
+            if order.signal and pid is not None:
+                self._launcher.inject(pid, order.signal)
+            else:
+                drills.plant(order, pid, self._steps.path_of(order.rank))
+        except drills.CannotDrill as error:
+            self._book.cannot_drill(order.drill, str(error))
+            self._heartbeat_wanted = True
 
     def _start_launcher(self) -> None:
         """Start it, when what it is to be prepared for is here."""

@@ -49,6 +49,10 @@ class StepWatch:
         self._records, self._reported, self._requested = [], [], -1
         self.stride = self.local_stride = 0
 
+    def path_of(self, rank: int) -> Path | None:
+        """Return the file of one rank's record; None if this generation has no such rank here."""
+        return next((record.path for record in self._records if record.rank == rank), None)
+
     def request_checkpoint(self, step: int, hold_s: float = 0.0) -> None:
         """Ask all workers for a checkpoint at ``step``, and to begin no step after it for ``hold_s``."""
         if step != self._requested:  # reports on an earlier request say nothing about this one

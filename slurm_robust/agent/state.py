@@ -301,8 +301,8 @@ class AgentState:
                     return []
                 self._try_ordered, self._try_began = number, now
                 return [order]
-            case Inject(rank=rank):
-                return [order] if rank in self.workers.living_pids else []
+            case Inject():
+                return [order]
 
     def _on_launch(self, launch: Launch, now: float) -> list[Instruction]:
         known = self._pending.generation if self._pending else self.generation

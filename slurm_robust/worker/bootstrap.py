@@ -23,7 +23,16 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.progress import RETURNED
 from slurm_robust.util import process
 from slurm_robust.util.files import make_folder
-from slurm_robust.worker import crash, dump, optimizer_steps, rendezvous, returning, script, spawning
+from slurm_robust.worker import (
+    crash,
+    drilling,
+    dump,
+    optimizer_steps,
+    rendezvous,
+    returning,
+    script,
+    spawning,
+)
 from slurm_robust.worker.creations import Creations
 from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.imports import ImportRecorder
@@ -170,6 +179,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
 
     follow(worker.record, leave_all if leave_notes else None)
     dump.prepare(worker.record)
+    drilling.prepare(worker.record)
     if listener is not None:
         rendezvous.listen_on(listener)
     rendezvous.await_rank_zero()

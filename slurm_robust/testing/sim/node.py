@@ -302,8 +302,9 @@ class SimAgent:
         self._turn()
 
     def _inject(self, order: msg.Inject) -> None:
-        if order.signal:
-            self._signal(self.state.workers.living_pids[order.rank], order.signal)
+        pid = self.state.workers.living_pids.get(order.rank)
+        if order.signal and pid is not None:
+            self._signal(pid, order.signal)
         else:
             self._book.cannot_drill(order.drill, f"simulated ranks cannot {order.fault}")
             self._want()

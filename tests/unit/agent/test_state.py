@@ -30,7 +30,6 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.policy.leaving import STAY_LEAST_S
 from slurm_robust.wire.messages import (
-    Inject,
     Launch,
     Load,
     Order,
@@ -310,15 +309,6 @@ def test_a_checkpoint_is_asked_of_the_running_generation_only() -> None:
     assert m.order(RequestCheckpoint(epoch=1, generation=2, step=7)) == []
     m.order(stop())
     assert m.order(asked) == []
-
-
-def test_a_drill_hits_a_living_worker_only() -> None:
-    m = running()
-    drill = Inject(epoch=1, rank=1, signal=19)
-    assert m.order(drill) == [drill]
-    assert m.order(Inject(epoch=1, rank=5, signal=19)) == []
-    m.exited(1, signal=9)
-    assert m.order(Inject(epoch=1, rank=1, signal=9)) == []
 
 
 def test_a_fork_that_fails_is_an_exit_with_the_reason() -> None:
