@@ -38,6 +38,7 @@ from slurm_robust.engine.questions import NoAnswer, StartAgents
 from slurm_robust.engine.units.updates import to_asker
 from slurm_robust.jobdir.place import FolderGone, check_in_place
 from slurm_robust.ledger.summary import summary_of
+from slurm_robust.model.drill import DrillFault
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
@@ -53,6 +54,10 @@ from slurm_robust.wire.sockets import ControllerSocket
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
+
+
+ANSWERED_S = 0.3
+"""An answer has left within this time."""
 
 
 class Loop:
@@ -101,6 +106,7 @@ class Loop:
         )
         self._trouble = ""  # of the journal, as it was reported
         self._restored = 0  # how many events of the journal were reported
+        self._dies_after: tuple[int, float] | None = None  # events that are written, and when: of a drill
         self._folder_gone = False  # as it was reported
         self._errands = Errands(self._background, core, self._now, self._do)
         self._acts: dict[type[fx.Effect], Callable[[Any], None]] = {
@@ -216,6 +222,8 @@ class Loop:
                 reply, effects = self._core.on_drill(message, now)
                 self._socket.send(identity, reply)
                 self._do(effects)
+                if reply.drill and message.fault == DrillFault.KILL_CONTROLLER.value:
+                    self._dies_after = len(self._journal.events), time.monotonic() + ANSWERED_S
             case msg.UpdateJob():
                 self._identities[to_asker(message.token)] = identity
                 self._do(self._core.on_update_request(message, now))
@@ -233,9 +241,18 @@ class Loop:
             self._core.on_clock(self._clock.ahead_s, self._now())
         self._errands.run("check the agents' steps", self._check_steps, self._check_failed)
 
+    def _die_if_drilled(self) -> None:
+        """Die as by the drill of the owner, once the journal has it and the owner has the answer."""
+        if self._dies_after is None:
+            return
+        events, at = self._dies_after
+        if self._journal.written >= events and time.monotonic() >= at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _follow_journal(self) -> None:
         """Decide nothing while storage has not taken what was decided before, and report why."""
         core = self._core
+        self._die_if_drilled()
         behind = self._journal.written < len(self._journal.events)
         urgent = core.leaving is not None or core.ending is not None
         held_s = self._hold.follow(behind=behind, urgent=urgent)

@@ -1,7 +1,9 @@
-"""Commands that ask the controller of a running job: ``srobust stacks`` and ``srobust drill``."""
+"""What commands ask the controller of a running job, and ``srobust stacks``."""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -22,6 +24,7 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
+from slurm_robust.model.release import Requester
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
@@ -31,11 +34,10 @@ from slurm_robust.trainings.find import find, load_events
 from slurm_robust.trainings.slurmview import ask_slurm, make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
+from slurm_robust.util.trust import user_name
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
 from slurm_robust.wire.messages import (
-    Drill,
-    DrillReply,
     Foreign,
     FromController,
     Refused,
@@ -44,7 +46,7 @@ from slurm_robust.wire.messages import (
     StacksTaken,
 )
 from slurm_robust.wire.protocol import PROTOCOL
-from slurm_robust.wire.sockets import Client, ask
+from slurm_robust.wire.sockets import Client
 
 ANSWER_S = 5.0
 """For one answer of the controller, which never waits for nodes."""
@@ -99,6 +101,12 @@ class LiveJob:
         return not_understood(self.state.job_id, answer)
 
 
+def requester() -> Requester:
+    """Return who runs the command, and where."""
+    uid = os.geteuid()
+    return Requester(user=user_name(uid).partition(" (")[0], uid=uid, host=socket.gethostname())
+
+
 def not_understood(job_id: int, answer: FromController | Foreign) -> NotLive:
     """Make the error for a controller of another release."""
     why = "its answer cannot be read"
@@ -129,21 +137,6 @@ def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
         f"the controller of job {job_id} ({epoch.host}, port {epoch.port}) does not answer{says}",
         fix="check that the job is running (srobust status) and that this host can reach that node",
     )
-
-
-# -- drill -----------------------------------------------------------------------------------------
-
-
-def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
-    """Have ``fault`` done to ``rank`` of a running job. Raises ``NoSuchJob``, :class:`NotLive`."""
-    job = LiveJob(name, job_dir, "choose a job that is running")
-    answer = ask(job.epoch.endpoints, job.keys, Drill(fault=fault, rank=rank), timeout_s=ANSWER_S)
-    if not isinstance(answer, DrillReply):
-        raise job.failed(answer)
-    if not answer.ok:
-        raise NotLive(answer.text, fix="'srobust status' shows what runs", code=ExitCode.USAGE)
-    print(one_line(answer.text))
-    return 0
 
 
 # -- stacks ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -18,12 +17,12 @@ from slurm_robust.config.container import BadOption
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import load_plan
 from slurm_robust.config.reader import read_file
-from slurm_robust.diagnostics.live import ANSWER_S, LiveJob, unanswered
+from slurm_robust.diagnostics.live import ANSWER_S, LiveJob, requester, unanswered
 from slurm_robust.evidence.updates import result
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
-from slurm_robust.model.release import Release, ReleaseState, Requester, When
+from slurm_robust.model.release import Release, ReleaseState, When
 from slurm_robust.model.state import JobState
 from slurm_robust.model.updates import UpdateRow, update_rows
 from slurm_robust.releases.compare import ReleaseDiff, summary
@@ -212,12 +211,6 @@ def _say(text: str) -> None:
 
 def _difference(job: OwnJob, release: Release) -> ReleaseDiff:
     return difference(job.directory, job.state, job.running.name, release.name)
-
-
-def requester() -> Requester:
-    """Return who runs the command, and where."""
-    uid = os.geteuid()
-    return Requester(user=user_name(uid).partition(" (")[0], uid=uid, host=socket.gethostname())
 
 
 # -- rollback ----------------------------------------------------------------------------------------

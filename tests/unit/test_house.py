@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, str] = {
         "util model config kernel slurm terminal wire releases checkpoint nodes hooks policy trainings"
     ),
     "notify": "util model config jobdir terminal wire evidence trainings",
+    "drills": "util model terminal wire evidence notify diagnostics",
     "updates": "util model config terminal wire releases evidence trainings notify diagnostics",
     "inventory": "util model slurm terminal wire checkpoint policy trainings",
     "report": "util model slurm telemetry terminal checkpoint ledger policy evidence trainings",
@@ -64,8 +65,8 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
     "cli": (
-        "util model config slurm terminal analysis sandbox diagnostics doctor notify updates inventory "
-        "report fleet controller run admin"
+        "util model config slurm terminal analysis sandbox diagnostics doctor notify drills updates "
+        "inventory report fleet controller run admin"
     ),
 }
 # A unit that no other may import: fakes for tests of ours and of users.
