@@ -48,7 +48,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import MIN_AHEAD_S
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.findings import MAX_EVIDENCE, MAX_TEXT, Suspect
-from slurm_robust.model.incident import Fault
+from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import decide
 from slurm_robust.util.text import one_line, some_of
@@ -99,7 +99,6 @@ class Core(Context):
         self.starts: Final = AgentStarts(self, self.witnesses)
         self.start_phases: Final = StartPhases(self, self.starts)
         self.drains: Final = Drains(self)
-        self.drills: Final = Drills(self)
         self.liveness: Final = Liveness(self)
         self.departure: Final = Departure(self, self._leave, now)
         self.storage: Final = StorageListing(self, now)
@@ -109,6 +108,7 @@ class Core(Context):
         self.companions: Final = Companions(self, self.starts, now)
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
         self.monitor: Final = Monitor(self, now)
+        self.drills: Final = Drills(self, self.monitor)
         self.incidents: Final = Incidents(self)
         self.steps: Final = Steps(self, self.storage, self.incidents, self.start_phases, now)
         self.updates: Final = Updates(self, self.checkpoints, lambda: isinstance(self.entered_by, ToUpdating))
@@ -414,6 +414,8 @@ class Core(Context):
         decided = decide(self.state, fault, now.wall, self.rules)
         if not decided.drill:
             self.checkpoints.passed_over.judge_failure(fault, decided.verdict, now)
+        elif fault.symptom is Symptom.HANG:
+            self.monitor.confirm_hang(now)  # the script did not stand still by itself
         self.incidents.decide(decided, now)
         return decided
 

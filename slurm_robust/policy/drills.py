@@ -23,7 +23,7 @@ SOON_S = 10.0
 
 WITHIN_S = {
     DrillFault.SLOW_RANK: 300.0,
-    DrillFault.GROW_MEMORY: 120.0,
+    DrillFault.GROW_MEMORY: 40.0,
     DrillFault.KILL_LOADER: 60.0,
     DrillFault.STOP_LOADER: 120.0,
 }

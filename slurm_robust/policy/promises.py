@@ -24,10 +24,13 @@ SLOW_S = 180.0
 """Slow steps are measured for a minute, and then sampled five times."""
 
 
-def promise(drill: DrillPlanted, state: JobState, rules: Rules) -> DrillPromise:
-    """Return what is done about ``drill`` if nothing else goes wrong."""
+def promise(drill: DrillPlanted, state: JobState, rules: Rules, hang_s: float) -> DrillPromise:
+    """Return what is done about ``drill`` if nothing else goes wrong.
+
+    ``hang_s``: how long there may be no step until training is taken for hanging.
+    """
     fault, observe = played(drill, state), rules.config.mode == "observe"
-    seen_s = detect_s(drill.fault, state, rules)
+    seen_s = detect_s(drill.fault, state, hang_s + STACKS_S)
     if fault is None:
         return DrillPromise(symptom=None, detect_s=seen_s, observe=observe, standbys=len(state.spares))
     decided = decide_first(state, fault, drill.t, rules)
@@ -41,10 +44,8 @@ def promise(drill: DrillPlanted, state: JobState, rules: Rules) -> DrillPromise:
     )
 
 
-def detect_s(fault: DrillFault, state: JobState, rules: Rules) -> float:
-    """Return the time within which a fault of this kind is seen."""
-    detect, pace = rules.config.detect, state.world.pace
-    hang_s = max(detect.hang_floor_s, detect.hang_factor * pace.p99_s) + STACKS_S
+def detect_s(fault: DrillFault, state: JobState, hang_s: float) -> float:
+    """Return the time within which a fault of this kind is seen; a hang takes ``hang_s``."""
     match fault:
         case DrillFault.STOP_RANK | DrillFault.HANG_RANK | DrillFault.LOCK_RANK:
             return hang_s
@@ -56,7 +57,7 @@ def detect_s(fault: DrillFault, state: JobState, rules: Rules) -> float:
             return within_s(fault)
         case DrillFault.KILL_CONTROLLER:
             return within_s(fault) + EXIT_S
-    return EXIT_S + 2 * pace.p99_s
+    return EXIT_S + 2 * state.world.pace.p99_s
 
 
 def played(drill: DrillPlanted, state: JobState) -> Fault | None:

@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ import msgspec
 
 from slurm_robust.model.drill import DrillFault, drill_text
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.util.threads import start_thread
 
 DRILL_SIGNAL = signal.SIGRTMAX - 4
 """One below that for stacks."""
@@ -90,7 +90,7 @@ def _plant(order: DrillOrder) -> None:
         case DrillFault.SLOW_RANK:
             _slow_down()
         case DrillFault.GROW_MEMORY:
-            threading.Thread(target=_grow, name="drill", daemon=True).start()
+            start_thread("drill", _grow)
 
 
 def _hang() -> NoReturn:

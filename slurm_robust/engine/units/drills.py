@@ -7,9 +7,10 @@ from msgspec import structs
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
+from slurm_robust.engine.units.monitor import Monitor
 from slurm_robust.model import events as ev
-from slurm_robust.model.drill import DrillFault
-from slurm_robust.policy.promises import detect_s, promise
+from slurm_robust.model.drill import DrillFault, DrillPromise
+from slurm_robust.policy.promises import promise
 from slurm_robust.util.text import one_line
 from slurm_robust.wire import messages as msg
 
@@ -20,8 +21,9 @@ _QUIET = 2.5  # heartbeats after which no order is expected to reach an agent
 class Drills:
     """Plants faults, and ends drills that have caused none."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, monitor: Monitor) -> None:
         self._context = context
+        self._monitor = monitor
         drills = context.world.drills
         self._inherited = tuple(one for one in drills if one.fault is DrillFault.KILL_CONTROLLER)
 
@@ -54,7 +56,7 @@ class Drills:
             step=world.steps_here,
             by=drill.by,
         )
-        promised = promise(event, context.state, context.rules)
+        promised = promise(event, context.state, context.rules, self._monitor.hang_s(now))
         if drill.plan:
             return msg.DrillReply(ok=True, text=f"{fault.value} on {what}", node=node, promise=promised)
         context.record(structs.replace(event, promise=promised))
@@ -111,7 +113,9 @@ class Drills:
         if context.world.incident is not None:
             return
         for drill in context.world.drills:
-            if now.wall - drill.t > _PATIENCE * detect_s(drill.fault, context.state, context.rules):
+            promised = drill.promise or DrillPromise(symptom=None, detect_s=0.0)
+            patience = _PATIENCE if promised.symptom is not None else 1.0
+            if now.wall - drill.t > patience * promised.detect_s:
                 self._end(drill, "no fault was seen", now, ok=True)
 
     def _end(self, drill: ev.DrillPlanted, why: str, now: Now, *, ok: bool) -> None:

@@ -205,7 +205,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["nodes", "--days", "1e300"], ExitCode.USAGE, "'1e300' is too large: 1,000,000,000 at most"),
         (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
         (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
-        (["drill", "7", "burn"], ExitCode.USAGE, "no fault 'burn'\n  fix: one of"),
+        (["drill", "7", "burn"], ExitCode.USAGE, "no fault 'burn'\n  fix: see srobust drill"),
         (["update", "7", "--deadline", "soon"], ExitCode.USAGE, "'soon' is no time span"),
         (["update", "7", "--now", "--deadline", "6h"], ExitCode.USAGE, "--deadline is for an update that"),
         (["update", "/nowhere/7", "--", "--now"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),

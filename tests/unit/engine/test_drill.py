@@ -125,6 +125,14 @@ def test_the_same_rank_that_stood_still_long_before_the_drill_is_a_real_fault() 
     assert [e.drill for e in sim.events(ev.NodeEvicted)] == [0]
 
 
+def test_a_hang_of_a_drill_does_not_make_later_hangs_wait_longer() -> None:
+    sim = trained(2, 1)
+    plants(sim, "stop-rank")
+    is_answered(sim)
+    gets_on(sim, 2)
+    assert sim.state.world.pace.doubts == 0
+
+
 def test_the_same_fault_after_the_recovery_is_a_real_one() -> None:
     sim = trained(2)
     plants(sim, "kill-rank")
