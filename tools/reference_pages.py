@@ -34,6 +34,7 @@ from slurm_robust.config.reference import docstrings, page_with_tables
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import AnyEvent, Event
 from slurm_robust.model.record import Record
+from slurm_robust.templates.fill import config_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 COMMAND = "python -m tools.reference_pages"
@@ -372,9 +373,10 @@ PAGES: dict[str, Generator] = {
     "exit-codes.md": exit_codes,
     "reference/cli.md": cli,
     "reference/journal-events.md": journal_events,
+    "../sbatch_templates/job.yaml": lambda _: config_text(),
     **{name: configuration(name) for name in CONFIGURATION},
 }
-"""By page under ``docs/``."""
+"""By page under ``docs/``, or beside it."""
 
 
 def outdated() -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 GROUPS = {
     "run a training": {
+        "init": "write a batch script and settings for this site, ready to submit",
         "doctor": "find what will hurt a job's recovery, with the fix",
         "run": "run a training inside a Slurm job and keep it going",
         "training": "list trainings, or the jobs of one with their steps and ETTR",

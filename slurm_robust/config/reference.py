@@ -11,12 +11,13 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
@@ -86,10 +87,15 @@ def _list(held: type[Section], name: str, holder: str) -> Group:
     return Group(name=name, text=texts[""], entries=entries, holder=holder)
 
 
-def as_yaml(schema: type[Section], header: str) -> str:
-    """Return a file in which every key is a comment with its default."""
+def as_yaml(schema: type[Section], header: str, keys: Collection[str] = ()) -> str:
+    """Return a file in which every key, or each of ``keys``, is a comment with its default."""
     lines = [f"# {line}".rstrip() for line in header.strip().splitlines()]
     for group in groups(schema):
+        if keys:
+            entries = tuple(entry for entry in group.entries if entry.full_name in keys)
+            if not entries:
+                continue
+            group = structs.replace(group, entries=entries)
         text = _plain(group.text)
         if group.holder:
             text += f" Keys: {', '.join(entry.name for entry in group.entries)}."

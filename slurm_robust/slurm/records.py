@@ -340,7 +340,7 @@ class Reservation(Record):
 
 
 class Terms(Record):
-    """How the jobs of a partition or of a QOS are preempted."""
+    """On which terms a partition or a QOS takes jobs."""
 
     name: str
     grace_s: int = 0
@@ -351,6 +351,12 @@ class Terms(Record):
 
     is_default: bool = False
     """For a partition: whether jobs that name none go there."""
+
+    is_up: bool = True
+    """For a partition: whether jobs start there."""
+
+    max_time_s: float | None = None
+    """For a partition: the longest time limit of its jobs; None if there is none."""
 
 
 class AccountingRow(Record):

@@ -348,6 +348,8 @@ def parse_partitions(text: str) -> tuple[Terms, ...]:
             grace_s=_integer(fields, "GraceTime"),
             mode=fields.get("PreemptMode", "").upper(),
             is_default=fields.get("Default") == "YES",
+            is_up=fields.get("State", "UP") == "UP",
+            max_time_s=parse_duration(fields.get("MaxTime", "")),
         )
         for fields in map(fields_of, blocks(text, "PartitionName"))
     )

@@ -94,6 +94,28 @@ def parse_duration(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+def parse_time_limit(text: str) -> float | None:
+    """Parse ``--time`` as sbatch(1) takes it into seconds; None for UNLIMITED. Raises ``ValueError``."""
+    plain = text.strip()
+    if plain.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    if match := re.fullmatch(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(\d+):(\d+):(\d+))", plain, re.ASCII):
+        days, *day_time = (int(part or 0) for part in match.groups()[:4])
+        hours, minutes, seconds = day_time if match[1] else (int(part) for part in match.groups()[4:])
+    elif match := re.fullmatch(r"(\d+)(?::(\d+))?", plain, re.ASCII):
+        days, hours, minutes, seconds = 0, 0, int(match[1]), int(match[2] or 0)
+    else:
+        raise ValueError(f"{text!r} is no time limit such as 90, 12:00:00 or 7-00:00:00")
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def time_limit_text(seconds: float) -> str:
+    """Return seconds as sbatch(1) takes a time limit: ``7-00:00:00``, ``04:00:00``."""
+    days, rest = divmod(int(seconds), 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
 def parse_states(text: str) -> frozenset[str]:
     """Parse ``DOWN*+DRAIN`` into DOWN, DRAIN, NOT_RESPONDING.
 

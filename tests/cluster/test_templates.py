@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from slurm_robust.model.journal import fold, read
 from slurm_robust.sandbox import Sandbox
+from slurm_robust.templates.catalog import kinds
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -47,7 +49,6 @@ done
 exec /usr/bin/srun "${words[@]}"
 """
 RUNTIMES = {"apptainer": APPTAINER, "srun": SRUN}
-COMMANDS: dict[str, tuple[str, ...]] = {"train-prepared.sbatch": ()}
 NODES = {"train-requeue.sbatch": 2, "train-shared-spares.sbatch": 2}
 
 
@@ -62,7 +63,7 @@ def test_a_template_trains(sandbox: Sandbox, name: str) -> None:
     nodes = NODES.get(name, 3)
     command = ["sbatch", "--parsable", f"--nodes={nodes}", "--time=10", name]
     done = sandbox.exec(
-        ["sh", "-c", 'PATH=$HOME:$PATH exec "$@"', "sh", *command, *COMMANDS.get(name, ("train.py",))],
+        ["sh", "-c", 'PATH=$HOME:$PATH exec "$@"', "sh", *command, "train.py"],
         user="alice",
         env={"TP": "1", "PP": "2", "OMP_NUM_THREADS": "1"},
         timeout_s=30.0,
@@ -88,3 +89,22 @@ def test_a_template_trains(sandbox: Sandbox, name: str) -> None:
             "--container-mounts=/dev/shm:/dev/shm,/home/alice:/home/alice",
             "--no-container-remap-root",
         }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_what_init_writes_is_filled_in_for_the_site_and_the_doctor_finds_nothing_bad(
+    sandbox: Sandbox, kind: str
+) -> None:
+    home = sandbox.home("alice")
+    (home / "train.py").write_text(TRAINING)
+    init = ["srobust", "init", kind, "--script", "train.py", "--force", "--json"]
+    written = json.loads(sandbox.exec(init, user="alice", timeout_s=30.0, check=True).stdout)
+    chosen = {choice["name"]: choice["value"] for choice in written["choices"]}
+    assert (chosen["partition"], chosen["account"], chosen["nodes"]) == ("main", "users", "4")
+    assert written["notes"] == []
+    script = written["files"][0]
+    done = sandbox.exec(["srobust", "doctor", script, "--json"], user="alice", timeout_s=30.0, check=False)
+    bad = [one for one in json.loads(done.stdout)["hazards"] if one["level"] == "bad"]
+    assert (done.returncode, bad) == (0, [])
+    tried = ["sbatch", "--test-only", script]
+    sandbox.exec(tried, user="alice", timeout_s=30.0, check=True)

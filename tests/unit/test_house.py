@@ -25,8 +25,8 @@ MAY_IMPORT: dict[str, str] = {
     "kernel": "model",
     "slurm": "util model",
     "telemetry": "util model",
-    "templates": "",
     "terminal": "util model",
+    "templates": "util model config slurm terminal",
     "wire": "util model",
     "releases": "util model config",
     "sandbox": "util model kernel",
@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
     "cli": (
-        "util model config slurm terminal analysis sandbox diagnostics doctor notify drills updates "
+        "util model config slurm templates terminal analysis sandbox diagnostics doctor notify drills updates "
         "inventory report fleet controller run admin"
     ),
 }

@@ -18,6 +18,7 @@ from slurm_robust.doctor.script import run_of
 from slurm_robust.doctor.shape import shape_of
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.options import of_script
+from slurm_robust.templates.fill import config_text
 from tests.unit.doctor.samples import GOOD, fact, slurm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,10 +53,21 @@ def test_templates_set_keys_that_there_are() -> None:
     assert set(re.findall(r"SROBUST_CONFIG_\w+", text)) == {environment_name(key) for key in keys}
 
 
-def test_the_configuration_template_is_right() -> None:
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_each_option_of_a_template_has_its_reason_beside_it(path: Path) -> None:
+    options = [line for line in path.read_text().splitlines() if "SBATCH --" in line]
+    assert len(options) > 12
+    assert [line for line in options if not re.search(r"^##?SBATCH --\S+ +# \w", line)] == []
+
+
+def test_the_configuration_template_has_the_defaults() -> None:
+    """Each line without its '#' is a value that the reader takes, and it is the default."""
+    text = (ROOT / "sbatch_templates" / "job.yaml").read_text()
+    assert text == config_text(), "python -m tools.reference_pages"
+    keys = [line[1:] for line in text.splitlines() if re.match(r"#( {2})?\w+:", line)]
     layers = Layers(JobConfig)
-    layers.add_file(ROOT / "sbatch_templates" / "job.yaml")
-    layers.build()
+    layers.add_yaml("\n".join(keys).encode(), "job.yaml")
+    assert layers.build() == JobConfig()
 
 
 def table(page: str, columns: int) -> list[list[str]]:

@@ -212,11 +212,12 @@ def test_how_partitions_and_qos_are_preempted() -> None:
     partitions = (
         "PartitionName=main\n   AllowGroups=ALL Default=YES QoS=N/A\n   GraceTime=0 MaxTime=UNLIMITED\n"
         "   Nodes=n[1-2]\n   OverTimeLimit=NONE PreemptMode=REQUEUE\n   State=UP TotalNodes=2\n\n"
-        "PartitionName=low\n   Default=NO QoS=N/A\n   GraceTime=25\n   PreemptMode=CANCEL\n\n"
+        "PartitionName=low\n   Default=NO QoS=N/A\n   GraceTime=25\n   PreemptMode=CANCEL\n"
+        "   MaxTime=7-00:00:00 State=DOWN\n\n"
     )
     assert text.parse_partitions(partitions) == (
         Terms(name="main", mode="REQUEUE", is_default=True),
-        Terms(name="low", grace_s=25, mode="CANCEL"),
+        Terms(name="low", grace_s=25, mode="CANCEL", is_up=False, max_time_s=604800.0),
     )
     qos = "normal|00:00:00|cluster\ncheap|00:01:25|requeue\n"
     assert text.parse_qos(qos) == (Terms(name="normal"), Terms(name="cheap", grace_s=85, mode="REQUEUE"))
