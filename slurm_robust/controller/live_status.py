@@ -13,9 +13,14 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
+from slurm_robust.config.job import Timings
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.clock import Now
-from slurm_robust.engine.core import Core
+from slurm_robust.engine.core import Core, Stage
+from slurm_robust.engine.stages.checkpointing import Checkpointing
+from slurm_robust.engine.stages.running import Launching
+from slurm_robust.engine.stages.stopping import Stopping
+from slurm_robust.engine.stages.unreachable import Unreachable
 from slurm_robust.evidence.live_status import MAX_TEXT, IncidentFollower, of_state
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import Summary
@@ -88,6 +93,9 @@ class Picture(NamedTuple):
     mode: str
     node_dead_s: float
     usual_step_s: float
+    hang_s: float
+    """How long no step may come before that is a hang; infinite if it never is one."""
+    stage_most_s: float | None
     ending: str
     held: bool
     listed: Mapping[CheckpointId, Tier]
@@ -119,6 +127,8 @@ def picture(
         mode=core.config.mode,
         node_dead_s=core.config.timings.node_dead_s,
         usual_step_s=core.monitor.pace.p50_s,
+        hang_s=core.monitor.hang_s(now),
+        stage_most_s=_most_s(type(core.stage), core.config.timings),
         ending=core.leaving or core.ending or "",
         held=core.held,
         listed=core.storage.listed or {},
@@ -127,6 +137,16 @@ def picture(
         turn_s=turn_s,
         trial=core.trials.doing,
     )
+
+
+def _most_s(stage: type[Stage], timings: Timings) -> float | None:
+    """Return how long the job stays in a stage at most; None where that is not one setting."""
+    return {
+        Checkpointing: timings.checkpoint_s,
+        Launching: timings.launch_s,
+        Stopping: timings.stop_grace_s + timings.kill_wait_s,
+        Unreachable: timings.unreachable_s,
+    }.get(stage)
 
 
 # -- in any thread ---------------------------------------------------------------------------------
@@ -177,7 +197,9 @@ class LiveStatusMaker:
             stage=seen.stage,
             stage_why=one_line(why(seen.entered_by, seen.ending), MAX_TEXT),
             stage_s=max(0.0, mono - seen.stage_since),
+            stage_most_s=seen.stage_most_s,
             usual_step_s=seen.usual_step_s or None,
+            hang_s=_finite(seen.hang_s) if seen.stage == "running" else None,
             nodes=(*slots, *_without_slot(seen)),
             incident=self._incident.at(state, seen.now.wall),
             tiers=tuple(_tiers(own, seen)),

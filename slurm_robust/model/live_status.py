@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.record import Record, decoded
@@ -202,6 +203,8 @@ class LiveStatus(Record, kw_only=True):
     """What brought it there, "" if that is plain."""
     stage_s: float = 0.0
     """Since it came there."""
+    stage_most_s: float | None = None
+    """How long it stays there at most; None without a fixed limit."""
     world: int = 0
     """Ranks."""
     ranks: int = 0
@@ -214,6 +217,8 @@ class LiveStatus(Record, kw_only=True):
     """Seconds per step lately."""
     usual_step_s: float | None = None
     """The median of the job."""
+    hang_s: float | None = None
+    """Without a step for this long, training is called a hang; None if that is never done, or not now."""
     best_step: int = -1
     """The newest of any generation, by the script's numbers."""
     reports: bool = False
@@ -294,6 +299,31 @@ def decode(data: bytes) -> LiveStatus:
     if found > FORMAT:
         raise NotALiveStatus(f"format {found} is of a newer release of slurm_robust; this one knows {FORMAT}")
     return decoded(_decoder, data, NotALiveStatus)
+
+
+def counts(found: LiveStatus, run_id: str, epoch: int, *, ended: bool) -> str:
+    """Return why this is not what the controller of a job sees now; "" if it is, as far as it is not too old.
+
+    ``run_id``, ``epoch``, ``ended``: by the job's journal.
+    """
+    if run_id and found.run_id != run_id:
+        return "the live status is of another job"
+    if found.epoch < epoch:
+        return "the newest controller has written no live status yet"
+    return "the controller has ended" if found.final or ended else ""
+
+
+def aged(found: LiveStatus, by_s: float) -> LiveStatus:
+    """Return it with the ages of what goes on, as they are ``by_s`` seconds later."""
+    return structs.replace(
+        found,
+        t=found.t + by_s,
+        stage_s=found.stage_s + by_s,
+        step_age_s=found.step_age_s + by_s if found.step_age_s is not None else None,
+        incident=structs.replace(found.incident, age_s=found.incident.age_s + by_s)
+        if found.incident
+        else None,
+    )
 
 
 def read(path: Path) -> LiveStatus:

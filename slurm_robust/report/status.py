@@ -23,9 +23,19 @@ from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
-from slurm_robust.model.live_status import OLD_S, LiveRelease, LiveUpdate, NotALiveStatus, read
+from slurm_robust.model.live_status import (
+    OLD_S,
+    LiveRelease,
+    LiveStatus,
+    LiveUpdate,
+    NotALiveStatus,
+    aged,
+    counts,
+    read,
+)
 from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.model.record import UNREADABLE, Record
@@ -36,18 +46,29 @@ from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.job_view import JobView
+from slurm_robust.report.situation import (
+    WORKING,
+    JobSituation,
+    JobSize,
+    Seen,
+    copies_text,
+    judge,
+    nodes_text,
+    phases_text,
+    step_text,
+)
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.terminal.console import MIN_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
-from slurm_robust.trainings.find import find, load_events, place_of
+from slurm_robust.terminal.console import MIN_WIDE, Bar, ByWidth, Paste, Screen, seconds, show
+from slurm_robust.trainings.find import ReadJournal, find, load, place_of
 from slurm_robust.trainings.phase import CANCELLED, REQUEUED
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
-from slurm_robust.util.text import count, date_and_time, duration, first_sentence, one_line
+from slurm_robust.util.text import clock, count, date_and_time, duration, first_sentence, one_line
 
-MAX_INCIDENTS = 5
+MAX_INCIDENTS = 3
 """Incidents on the screen, the newest; ``--json`` and ``srobust incidents`` have all."""
 
 MAX_LOST = 4
@@ -117,6 +138,8 @@ class Status(Record):
     """Newest step, -1 before the first."""
 
     loss: float | None
+    reports: bool
+    """Whether the script numbers its steps; else optimizer steps of the generation are counted."""
     slots: tuple[str, ...]
     spares: tuple[str, ...]
     aside: dict[str, str]
@@ -176,6 +199,18 @@ class Status(Record):
     """All that were requested."""
     start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
+    live: LiveStatus | None = None
+    """What the controller sees now, without its nodes; None if it says nothing. ``step`` and ``loss``
+    are its.
+    """
+    phases: str = ""
+    """Announced phases that ranks are in."""
+    now: JobSize = JobSize(ranks=0, standbys=0)
+    """How many ranks and standbys there are."""
+    began: JobSize = JobSize(ranks=0, standbys=0)
+    """How many there were at the beginning."""
+    situation: JobSituation = JobSituation()
+    """What is wrong, what is done about it, and what a person can do."""
 
 
 def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> Status:
@@ -185,7 +220,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
     newest = job.launches[max(job.launches)] if job.launches else None
     strides = (e for e in reversed(job.events) if isinstance(e, ev.StrideChanged))
     is_left = job.is_over or state.ended is not None or phase == REQUEUED  # the nodes are others' now
-    return Status(
+    status = Status(
         job_id=state.job_id,
         command=job.started.command if job.started else (),
         phase=phase,
@@ -197,6 +232,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         generation=state.world.generation,
         step=last.step if last else -1,
         loss=last.loss if last else None,
+        reports=last.reported if last else True,
         slots=state.world.slots,
         spares=state.spares,
         aside={} if is_left else {n: why.reason for n, why in state.aside.items() if n in state.spares},
@@ -217,11 +253,41 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         snapshots=next((e.snapshots for e in strides if e.snapshots is not None), None),
         training=state.training,
         chapter=state.continued.chapter if state.continued is not None else int(bool(state.training)),
+        now=JobSize(ranks=state.world.placement.world_size, standbys=len(state.spares)),
+        began=_began(job),
         release=release_of(state),
         update=None if is_left and phase != REQUEUED else update_of(state, now),
         updates=job.updates,
         start=start_of(job) if newest else None,
     )
+    return judged(status, now)
+
+
+def judged(status: Status, now: float, cut: str = "") -> Status:
+    """Return ``status`` with its situation at wall-clock time ``now``; ``cut``: the end of a cut journal."""
+    seen = Seen(
+        job_id=status.job_id,
+        phase=status.phase,
+        reason=status.reason,
+        code=status.exit_code,
+        live=status.live,
+        phases=status.phases,
+        incidents=status.incidents,
+        waiting=status.waiting,
+        slurm_advice=status.advice,
+        evicted=status.evicted,
+        silent_s=status.controller_silent_s,
+        cut=cut,
+        step=status.step,
+    )
+    return structs.replace(status, situation=judge(seen, now))
+
+
+def _began(job: JobView) -> JobSize:
+    """Return how many ranks and standbys the job began with."""
+    if (started := job.started) is None:
+        return JobSize(ranks=job.state.world.placement.world_size, standbys=len(job.state.spares))
+    return JobSize(ranks=started.slots * started.nproc_per_node, standbys=started.spares)
 
 
 def _standbys(state: JobState) -> dict[str, StandbyRow]:
@@ -282,10 +348,10 @@ def watch(
     with live if in_place else nullcontext():
         while True:
             begun = time.monotonic()
-            events = load_events(directory, quiet=True)
+            journal = load(directory, quiet=True)
             if begun - asked >= SLURM_EVERY_S:
-                asked, (view, advice) = begun, _ask(events, slurm)
-            status = _status(events, view, advice, directory)
+                asked, (view, advice) = begun, _ask(journal.events, slurm)
+            status = _status(journal, view, advice, directory)
             title = f"{date_and_time(time.time())}, every {every_s:g} s"
             shown = Group(Text(title, style="dim"), render(status), "")
             if in_place:
@@ -301,11 +367,11 @@ def watch(
 def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
     """Return the status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
     directory = find(name, job_dir, slurm)
-    events = load_events(directory)
+    journal = load(directory)
     with Bar("asking Slurm") as bar:
-        view, advice = _ask(events, slurm)
+        view, advice = _ask(journal.events, slurm)
         bar.say("adding up the ledger")
-        return _status(events, view, advice, directory)
+        return _status(journal, view, advice, directory)
 
 
 def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, str]:
@@ -319,42 +385,50 @@ def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, 
     return structs.replace(view, waiting=waits), waits.advice
 
 
-def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directory: JobDirectory) -> Status:
+def _status(journal: ReadJournal, view: SlurmView, advice: str, directory: JobDirectory) -> Status:
     """Return the status now, or as of the last event of a job that Slurm does not have or that has ended.
 
     With a note on each channel of notifications that is given up.
     """
-    wall = time.time()
+    wall, events = time.time(), journal.events
     job = JobView(events=events, is_over=view.is_over)
-    status = status_at(
-        job, wall if view.goes_on else max((e.t for e in events), default=wall), view.describe(), advice
-    )
+    newest_t = max((e.t for e in events), default=wall)
+    status = status_at(job, wall if view.goes_on else newest_t, view.describe(), advice)
     changes: dict[str, Any] = {"waiting": view.waiting, "silent": silent_channels(directory, wall)}
+    cut = ""
     if status.phase == CANCELLED and view.job is not None and view.job.is_pending:
         changes["phase"] = REQUEUED
         changes["reason"] = f"by Slurm or its owner; the run before was {status.reason}"
-    elif view.goes_on and status.phase in _CONTROLLED:
-        changes["controller_silent_s"] = controller_silent_s(directory, job.state, wall)
+    elif view.goes_on and status.phase in WORKING:
+        changes |= _now(directory, job.state, wall)
+    elif journal.breaks_off and status.exit_code is None:
+        cut = f"the journal breaks off in line {journal.breaks_off} at {clock(newest_t)}; "
+        cut += "later events are missing"
+        changes |= {"phase": "unknown", "reason": cut}
     given_up = changes["silent"].items()
     notes = (f"channel {name} of notifications is given up for a while: {why}" for name, why in given_up)
     if status.training:
         place = place_of(directory, status.training, job.state.run_id)
         changes |= {"training": place.training, "newest_job": place.newest, "moved_aside": place.moved_aside}
-    return structs.replace(status, notes=(*status.notes, *notes), **changes)
+    return judged(structs.replace(status, notes=(*status.notes, *notes), **changes), wall, cut)
 
 
-_CONTROLLED = ("training", "recovering", "starting")
-
-
-def controller_silent_s(directory: JobDirectory, state: JobState, now: float) -> float | None:
-    """Return for how long the newest controller has written no live status; None if no longer than usual."""
+def _now(directory: JobDirectory, state: JobState, wall: float) -> dict[str, Any]:
+    """Return what the newest controller sees now, or for how long it has been silent."""
     try:
-        status = read(directory.live_status)
+        found = read(directory.live_status)
     except (OSError, NotALiveStatus):
-        return None
-    silent_s = now - status.t
-    is_newest = (status.run_id, status.epoch) == (state.run_id, state.epoch)
-    return silent_s if is_newest and not status.final and silent_s > OLD_S else None
+        return {}
+    if counts(found, state.run_id, state.epoch, ended=state.ended is not None):
+        return {}
+    old_s = wall - found.t
+    if old_s > OLD_S:
+        return {"controller_silent_s": old_s}
+    live = aged(found, max(0.0, old_s))
+    changes: dict[str, Any] = {"live": structs.replace(live, nodes=()), "phases": phases_text(live)}
+    if live.step >= 0:
+        changes |= {"step": live.step, "loss": live.loss}
+    return changes
 
 
 def silent_channels(directory: JobDirectory, now: float) -> dict[str, str]:
@@ -410,37 +484,31 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
 
 def render(status: Status) -> RenderableType:
     """Return the whole screen."""
-    phase = status.phase + (f": {status.reason}" if status.reason else "")
-    if status.exit_code is not None:
-        phase += f" (exit code {status.exit_code})"
-    training = stored = controller = snapshots = ""
+    found = status.situation
+    training = stored = snapshots = ""
     if status.training:
         training = place_text(status.training, status.chapter, status.newest_job)
         aside = ", ".join(name.removeprefix(PREFIX) for name in status.moved_aside)
         training += f"; moved aside by --fresh: {aside}" if aside else ""
-    if status.controller_silent_s is not None:
-        silent = duration(status.controller_silent_s)
-        controller = f"silent for {silent}: until it goes on, or another one takes over, no fault is answered"
-    step = f"{status.step}" if status.step >= 0 else "none yet"
-    if status.step >= 0 and status.loss is not None:
-        step += f", loss {status.loss:.4f}"
-    launched = f"generation {status.generation}" if status.start is not None else "nothing yet"
-    if status.stored is not None:
-        stored = f"step {status.stored.step}, written in {status.stored.seconds:.1f} s"
-        if (advice := status.interval) is not None:
-            stored += (
-                f"; checkpoint.every_s of {advice.every_s:.0f} or more would lose least (Daly), with an "
-            )
-            stored += f"incident every {duration(advice.mtbf_s)} so far"
-    if status.local_stride > 1:
+    copies = copies_text(status.live.tiers) if status.live is not None else ""
+    if status.stored is not None and not copies:
+        copies = f"step {status.stored.step} on storage, written in {status.stored.seconds:.1f} s"
+    if status.stored is not None and (often := status.interval) is not None:
+        stored = f"one every {often.every_s:.0f} s or less often, with an incident every "
+        stored += f"{often.mtbf_s:.0f} s so far"
+    if status.local_stride > 1 and status.phase in WORKING and not found.grave:
         local, times = status.local_stride, status.snapshots
         multiple = times.taken_of(local) if times is not None else local
         snapshots = f"of steps that are multiples of {multiple} only"
         if times is not None:
-            snapshots += f", since {times.describe()}; {times.repeats(local, rising=status.rising)}"
-    nodes = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
+            snapshots += f"; {times.repeats(local, rising=status.rising)}"
     # Standbys that are set aside have their own line.
-    standbys = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
+    in_world = StandbyStage.IN_WORLD.value
+    standbys = (
+        (node, row)
+        for node, row in status.standbys.items()
+        if node not in status.aside and row.stage != in_world
+    )
     lent = (
         f"{one.node} by companion {job_id} ({one.source})"
         if one.node
@@ -450,37 +518,121 @@ def render(status: Status) -> RenderableType:
     # The reports of the incidents have the whole reasons, which may be outputs of commands.
     evicted = (f"{node} ({first_sentence(why, node)})" for node, why in status.evicted.items())
     given_up = (f"channel {name} of notifications ({why})" for name, why in status.silent.items())
+    nodes = nodes_text(status.slots, status.spares, status.now, status.began) if status.slots else ""
+    none_left = ""
+    if status.phase in WORKING and status.slots and not (status.spares or status.companions):
+        trained = [node for node, row in status.standbys.items() if row.stage == in_world]
+        where = (
+            f" ({fold_nodes(trained)} {'trains' if len(trained) == 1 else 'train'} now)" if trained else ""
+        )
+        none_left = f"no standby left{where}: the next lost node costs a requeue"
+    wrong = "bold red" if found.grave else "yellow"
+    advice = found.advice
     rows = [
-        ("training", training),
-        ("job", f"{status.job_id}  {' '.join(status.command)}"),
-        ("state", phase),
-        ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
-        ("waits", status.waiting.describe(time.time()) if status.waiting is not None else ""),
-        ("advice", status.advice),
-        ("controller", controller),
-        ("step", step),
-        ("launched", f"{launched}, run {status.run} of the Slurm job"),
-        ("release", release_text(status.release) if status.release is not None else ""),
-        ("update", waiting_text(status.update) if status.update is not None else ""),
-        ("snapshots", snapshots),
-        ("restored", status.restored),
-        ("stored", stored),
-        ("nodes", f"{nodes}, until the requeue" if status.phase == REQUEUED else nodes),
-        ("standbys", "; ".join(f"{node} {row.describe()}" for node, row in standbys)),
-        ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
-        ("lent", "; ".join(lent)),
-        ("drained", "; ".join(f"{node} (by {why})" for node, why in status.drained.items())),
-        ("evicted", "; ".join(evicted)),
-        ("silent", "; ".join(given_up)),
-        ("ETTR", ettr_text(status.ledger, MAX_LOST)),
+        ("training", training, ""),
+        ("job", f"{status.job_id}  {' '.join(status.command)}", ""),
+        ("state", state_text(status), PHASE_STYLES.get(status.phase, "")),
+        *(("wrong", text, wrong) for text in found.wrong[:1]),
+        *(("", text, wrong) for text in found.wrong[1:]),
+        ("doing", found.doing, "cyan"),
+        ("next", advice.text if advice is not None else "", ""),
+        ("", Paste(advice.command) if advice is not None and advice.command else "", "bold"),
+        ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)", ""),
+        ("step", _step(status), ""),
+        ("restored", status.restored, ""),
+        ("copies", copies, ""),
+        ("advised", stored, ""),
+        ("snapshots", snapshots, ""),
+        (
+            "release",
+            release_text(status.release) if status.release is not None and status.updates else "",
+            "",
+        ),
+        ("update", waiting_text(status.update) if status.update is not None else "", "cyan"),
+        ("nodes", f"{nodes}, until the requeue" if status.phase == REQUEUED and nodes else nodes, ""),
+        ("standbys", "; ".join(f"{node} {row.describe()}" for node, row in standbys), ""),
+        ("", none_left, "yellow"),
+        ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items()), "yellow"),
+        ("lent", "; ".join(lent), ""),
+        ("drained", "; ".join(f"{node} (by {why})" for node, why in status.drained.items()), ""),
+        ("evicted", "; ".join(evicted), ""),
+        ("silent", "; ".join(given_up), "yellow"),
+        ("ETTR", ettr_text(status.ledger, MAX_LOST), ""),
     ]
-    facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, value, style in rows:
+        if value:
+            shown = value if isinstance(value, Paste) else Text(one_line(value, None), style=style)
+            facts.add_row(name, shown)
     if not status.incidents:
         return facts
-    newest = status.incidents[-MAX_INCIDENTS:]
-    older = len(status.incidents) - len(newest)
-    title = f"\nIncidents, the newest {len(newest)} of {len(status.incidents)}" if older else "\nIncidents"
-    return Group(facts, Text(title, style="bold"), incident_table(status.job_id, newest, older=older))
+    is_above = status.incidents[-1].status is IncidentStatus.OPEN and bool(found.wrong)
+    newest = status.incidents[-MAX_INCIDENTS:-1] if is_above else status.incidents[-MAX_INCIDENTS:]
+    if not newest:
+        return facts
+    older = len(status.incidents) - len(newest) - is_above
+    title = "\nIncidents before" if is_above else "\nIncidents"
+    title += f", the newest {len(newest)} of {len(newest) + older}" if older else ""
+    return Group(facts, Text(title, style="bold"), newest_incidents(status.job_id, newest, older))
+
+
+PHASE_STYLES = {
+    "training": "green",
+    "finished": "green",
+    "recovering": "bold yellow",
+    CANCELLED: "yellow",
+    REQUEUED: "yellow",
+    "stopped": "bold red",
+}
+
+
+def state_text(status: Status) -> str:
+    """Return ``training``, ``starting: for update 2``, ``cancelled (Ctrl-C), exit code 130``."""
+    text, reason = status.phase, status.reason
+    if status.phase == CANCELLED:
+        text = (
+            "cancelled (Ctrl-C)"
+            if status.exit_code == ExitCode.INTERRUPTED
+            else "cancelled (scancel, or Slurm ended it)"
+        )
+    elif reason and not status.situation.wrong:
+        text += f": {reason}"
+    return text + (f", exit code {status.exit_code}" if status.exit_code is not None else "")
+
+
+def _step(status: Status) -> str:
+    launched = (
+        f"generation {status.generation}, run {status.run}"
+        if status.start is not None
+        else "nothing was launched yet"
+    )
+    if status.live is not None:
+        return f"{step_text(status.live, status.phases)}; {launched}"
+    if status.step < 0:
+        return f"none yet; {launched}"
+    text = f"{status.step}" + (f", loss {status.loss:.4f}" if status.loss is not None else "")
+    if not status.reports:
+        text = f"{status.step + 1} of generation {status.generation} or more, by its optimizer"
+    return f"{text}; {launched}"
+
+
+def newest_incidents(job_id: int, rows: Sequence[IncidentRow], older: int) -> RenderableType:
+    """Return a line or two for each incident, the newest first, and the place of the reports."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, justify="right", style="bold")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in reversed(rows):
+        cost = f" ({duration(row.recover_s)})" if row.recover_s is not None else ""
+        told = f"{row.symptom}: {row.signs[0]}" + (f": {row.done}" if row.done else "")
+        how = Text(f"{row.status.value}{cost}", style=INCIDENT_STYLES[row.status])
+        table.add_row(f"  {row.number}", clock(row.t), how, Text(one_line(told)))
+    hint = f"srobust incident {job_id} {rows[-1].number}"
+    hint += f"; all {older + len(rows)}: srobust incidents {job_id}" if older else ""
+    return Group(table, Text(f"reports: {hint}", style="dim"))
 
 
 def ettr_text(found: Summary, most: int = 0) -> str:

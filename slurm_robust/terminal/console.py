@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ from rich.console import (
     RenderHook,
     RenderResult,
 )
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress import (
     BarColumn,
@@ -158,6 +160,29 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
+
+
+class Paste:
+    """A command to be pasted. What does not fit into a line goes on in the next one, as a shell takes it."""
+
+    def __init__(self, command: str) -> None:
+        self._command = one_line(command, None)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [self._command]
+        if console.is_terminal:
+            lines = textwrap.wrap(
+                self._command,
+                max(MIN_WIDTH, options.max_width) - 2,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        for line in lines[:-1]:
+            yield Text(f"{line} \\", style="bold", no_wrap=True, overflow="ignore")
+        yield Text(lines[-1], style="bold", no_wrap=True, overflow="ignore")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, min(options.max_width, cell_len(self._command)))
 
 
 class ByWidth:

@@ -337,20 +337,33 @@ def _no_such_id(name: str) -> NoSuchJob:
     return NoSuchJob(text, fix=fix)
 
 
+class ReadJournal(Record):
+    """A job's journal as it was read."""
+
+    events: list[AnyEvent]
+    breaks_off: int = 0
+    """The line that is torn, the last one, from 1: it is being written, or the file was cut; 0 for none."""
+
+
 def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEvent]:
-    """Return the journal's events. Raises :class:`NoSuchJob` when it cannot be read, ``JournalDamaged``.
+    """Return the events of :func:`load`."""
+    return load(directory, quiet=quiet).events
+
+
+def load(directory: JobDirectory, *, quiet: bool = False) -> ReadJournal:
+    """Return the journal. Raises :class:`NoSuchJob` when it cannot be read, ``JournalDamaged``.
 
     The journal of a job of months takes seconds; ``quiet``: without a bar.
     """
     try:
         data = read_bytes(directory.journal)
         with Bar("reading the journal", len(data), BYTES, quiet=quiet) as bar:
-            events = parse(data, str(directory.journal), bar.advance)[0]
+            events, whole = parse(data, str(directory.journal), bar.advance)
     except OSError as error:
         raise unreadable(directory.path, error) from error
     if data and not events:
         raise without_events(directory)
-    return events
+    return ReadJournal(events=events, breaks_off=data.count(b"\n", 0, whole) + 1 if whole < len(data) else 0)
 
 
 def without_events(directory: JobDirectory) -> NoSuchJob:

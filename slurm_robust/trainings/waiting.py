@@ -46,8 +46,11 @@ class PendingJob(Record):
     why: str
     """What the command does, or what has to happen first."""
 
+    uses: tuple[str, ...] = ()
+    """The nodes that were left out and that the command uses again."""
+
     def describe(self, now: float) -> str:
-        """Return ``for 8 min: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out``."""
+        """Return ``for 8 min for 4 to 5 nodes: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out``."""
         found = self.places
         parts = []
         if found != Places():
@@ -60,8 +63,9 @@ class PendingJob(Record):
             ("busy", found.busy),
         ):
             parts += [f"{fold(nodes)} {what}"] if nodes else []
-        waits = f"for {duration(max(0.0, now - self.since))}" if self.since is not None else ""
-        return ": ".join(filter(None, (waits, ", ".join(parts))))
+        waits = f"for {duration(max(0.0, now - self.since))} " if self.since is not None else ""
+        to = f"{self.least} to " if self.most > self.least else ""
+        return ": ".join(filter(None, (f"{waits}for {to}{count(self.most, 'node')}", ", ".join(parts))))
 
     @property
     def advice(self) -> str:
@@ -87,6 +91,7 @@ def waiting(
     asked = max(1, job.least_nodes or job.num_nodes)
     known = need or Need(least=asked, most=max(asked, job.num_nodes))
     found, command, why = Places(), "", ""
+    uses: tuple[str, ...] = ()
     if job.held and job.reason != "BadConstraints":
         why = waiting_advice(job)
     elif "maintenance" in job.reason.lower():
@@ -98,7 +103,9 @@ def waiting(
     elif nodes and (not job.reason or job.reason.startswith(_OF_NODES)):
         found = places(job, nodes)
         segments = Segments.of(job, need, topology)
-        command, why = _way(job, found, known, weakest, segments, is_known=need is not None)
+        command, why, uses = _way(job, found, known, weakest, segments, is_known=need is not None)
+    else:
+        why = _other(job)
     return PendingJob(
         since=job.submit_time,
         reason=job.reason,
@@ -107,7 +114,33 @@ def waiting(
         places=found,
         command=command,
         why=why,
+        uses=uses,
     )
+
+
+_OTHERS = (
+    ("Dependency", "another job has to end first: scontrol show job {job} | grep Dependency"),
+    ("DependencyNeverSatisfied", "the job that it depends on has failed, so it never starts: scancel {job}"),
+    ("Reservation", "its reservation has not begun: scontrol show reservation"),
+    ("Licenses", "its licenses are in use: scontrol show licenses"),
+    (
+        "PartitionTimeLimit",
+        "its time limit is longer than its partition allows: scontrol update JobId={job} TimeLimit=",
+    ),
+    ("Partition", "its partition takes no jobs now: scontrol show partition"),
+    ("Assoc", "a limit of its account is reached: sacctmgr show assoc where user=$USER"),
+    ("QOS", "a limit of its QOS is reached: sacctmgr show qos"),
+    ("JobArrayTaskLimit", "its array runs as many tasks at once as it may"),
+)
+"""Beginnings of Slurm's reasons that have nothing to do with nodes, what each means, and the command that
+shows more or helps; the longest that fits counts.
+"""
+
+
+def _other(job: SlurmJob) -> str:
+    """Return what a reason that has nothing to do with nodes means; "" if only Slurm knows."""
+    fits = [(len(name), text) for name, text in _OTHERS if job.reason.startswith(name)]
+    return max(fits)[1].format(job=job.job_id) if fits else ""
 
 
 def _way(
@@ -118,16 +151,19 @@ def _way(
     segments: Segments | None,
     *,
     is_known: bool,
-) -> tuple[str, str]:
-    """Return the command that starts the job on free nodes, and what it does; or what has to happen."""
+) -> tuple[str, str, tuple[str, ...]]:
+    """Return the command that starts the job on free nodes, what it does, and the nodes that it uses again.
+
+    Without a command: what has to happen.
+    """
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
     if short > len(found.left_out_free):
         missing = count(short - len(found.left_out_free), "node")
-        return "", f"it lacks {missing}{_until(found)}"
+        return "", f"it lacks {missing}{_until(found)}", ()
     free = list(found.free)
     if segments and (lack := segments.describe_lack((*free, *found.left_out_free), need.least)):
-        return "", f"only {lack} on the nodes that are free{_until(found)}"
+        return "", f"only {lack} on the nodes that are free{_until(found)}", ()
     order = [*(node for node in weakest if node in found.left_out_free), *found.left_out_free]
     room = segments.room if segments else len
     used = to_give_up(list(dict.fromkeys(order)), free, need.least, room)
@@ -143,15 +179,19 @@ def _way(
         changes |= dict.fromkeys(size.arguments(), f"asks for {size.describe()}")
     if not changes:
         if job.reason == "Priority":
-            return "", "Slurm starts other jobs first"
+            return "", "Slurm starts other jobs first", ()
         if job.reason == "BadConstraints":
-            return "", "no nodes fit what it asks for, and a release does not help; compare its #SBATCH lines"
+            return (
+                "",
+                "no nodes fit what it asks for, and a release does not help; compare its #SBATCH lines",
+                (),
+            )
         changes["StartTime=now"] = "to start it now"
-        return _update(job, changes), "to start it now"
+        return _update(job, changes), "to start it now", ()
     does = ", ".join(dict.fromkeys(changes.values()))
     refused = "no nodes fit what it asks for (BadConstraints), and a release does not help; "
     prefix = refused if job.reason == "BadConstraints" else ""
-    return _update(job, changes), f"{prefix}to start it now ({does})"
+    return _update(job, changes), f"{prefix}to start it now ({does})", tuple(used)
 
 
 def _update(job: SlurmJob, changes: dict[str, str]) -> str:

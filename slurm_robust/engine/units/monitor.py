@@ -49,6 +49,11 @@ class Monitor:
         """What is known of the pace of training, this generation's steps included."""
         return self._pace.history
 
+    def hang_s(self, now: Now) -> float:
+        """Return how long no step may come at present before that is a hang; infinite if it never is one."""
+        self._follow(now)
+        return self._pace.bound(now.mono)[0]
+
     def _follow(self, now: Now) -> None:
         if self._generation != self._context.world.generation:
             self._begin(now, self._context.world.pace)

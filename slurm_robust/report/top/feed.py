@@ -24,6 +24,7 @@ from slurm_robust.model.live_status import (
     LiveTier,
     NodeState,
     NotALiveStatus,
+    counts,
     read,
 )
 from slurm_robust.model.record import Record
@@ -221,12 +222,8 @@ class JobFeed:
         elif (found.epoch, found.number) != self._seen:
             self._changed = mono
         self._seen = found.epoch, found.number
-        if state.run_id and found.run_id != state.run_id:
-            return found, f"{path.name} is of another job"
-        if found.epoch < state.epoch:
-            return found, "the newest controller has written no live status yet"
-        if found.final or state.ended is not None:
-            return found, "the controller has ended"
+        if why := counts(found, state.run_id, state.epoch, ended=state.ended is not None):
+            return found, why
         if mono - self._changed > OLD_S:
             return found, f"the controller has written no live status for {mono - self._changed:.0f} s"
         return found, ""

@@ -205,7 +205,7 @@ def large(step: int) -> Picture:
     return Picture(
         now=Now(mono=step + 0.5, wall=1.7e9 + step), state=state, agents=agents, stage="running",
         entered_by=to.ToRunning(agents={}), stage_since=0.0, mode="act", node_dead_s=5.0, usual_step_s=1.0,
-        ending="", held=False, listed={}, storage=Storage(), news=[],
+        hang_s=14.0, stage_most_s=None, ending="", held=False, listed={}, storage=Storage(), news=[],
     )  # fmt: skip
 
 
@@ -215,6 +215,7 @@ def test_a_large_job_is_looked_at_in_turns_and_is_a_small_file() -> None:
     assert not first.tiers  # not all nodes have been looked at
     assert {tier.tier: tier.step for tier in second.tiers} == {Tier.MEMORY: 10, Tier.PEER: 10}
     assert len(encode(second)) < NODES * 400
+    assert (second.hang_s, second.stage_most_s) == (14.0, None)
 
 
 # -- the file --------------------------------------------------------------------------------------

@@ -48,7 +48,10 @@ def found(
 def test_a_job_that_waits_for_a_spare_beside_enough_nodes() -> None:
     job = pending("ReqNodeNotAvail,_UnavailableNodes:n2", excluded_nodes=("n5",))
     waits = found(job, n2=DEAD)
-    assert waits.describe(1480.0) == "for 8 min: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out"
+    assert (
+        waits.describe(1480.0)
+        == "for 8 min for 4 to 5 nodes: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out"
+    )
     assert waits.command == UPDATE + "NumNodes=4-5 NumTasks=5 NumCPUs=5"
     assert waits.advice == f"to start it now (asks for 4-5 nodes): {waits.command}"
     assert (waits.least, waits.most, waits.since) == (4, 5, 1000.0)
@@ -88,10 +91,13 @@ def test_nodes_that_it_asks_for_by_name() -> None:
 def test_too_few_nodes_have_no_command() -> None:
     waits = found(pending(), n1=DEAD, n2="DOWN", n3="IDLE+DRAIN", n4="ALLOCATED")
     assert waits.command == ""
-    assert waits.describe(1005.0) == "for 5.0 s: 2 nodes free (n[5-6]), n[1-2] dead, n3 drained, n4 busy"
+    assert (
+        waits.describe(1005.0)
+        == "for 5.0 s for 4 to 5 nodes: 2 nodes free (n[5-6]), n[1-2] dead, n3 drained, n4 busy"
+    )
     assert waits.advice.startswith("it lacks 2 nodes until other jobs end or an administrator brings n[1-3]")
     none = found(pending(), **{f"n{i}": "DOWN" for i in range(1, 7)})
-    assert none.describe(1000.0) == "for 0.0 s: 0 nodes free, n[1-6] dead"
+    assert none.describe(1000.0) == "for 0.0 s for 4 to 5 nodes: 0 nodes free, n[1-6] dead"
 
 
 @pytest.mark.parametrize("spaces", [" ", "_"])
@@ -99,14 +105,18 @@ def test_a_maintenance_that_begins_before_the_time_limit_is_over(spaces: str) ->
     """Nodes that are down have nothing to do with it."""
     waits = found(pending(f"ReqNodeNotAvail,{spaces}Reserved{spaces}for{spaces}maintenance"), n2=DEAD)
     assert waits.command == ""
-    assert waits.describe(1480.0) == "for 8 min"
+    assert waits.describe(1480.0) == "for 8 min for 4 to 5 nodes"
     assert waits.why.startswith("a reservation for maintenance begins before its time limit is over")
     assert "scontrol update JobId=7 TimeLimit=MINUTES" in waits.advice
 
 
 def test_what_has_nothing_to_do_with_nodes() -> None:
     waits = found(pending("Dependency"))
-    assert (waits.command, waits.advice, waits.describe(1010.0)) == ("", "", "for 10 s")
+    assert (waits.command, waits.describe(1010.0)) == ("", "for 10 s for 4 to 5 nodes")
+    assert waits.advice == "another job has to end first: scontrol show job 7 | grep Dependency"
+    assert found(pending("DependencyNeverSatisfied")).advice.endswith("so it never starts: scancel 7")
+    assert "QOS" in found(pending("QOSMaxJobsPerUserLimit")).advice
+    assert found(pending("SomethingNew")).advice == ""
     held = found(pending("JobHeldUser", priority=0))
     assert held.advice == "held (JobHeldUser): scontrol release 7"
     assert found(pending("Priority", least_nodes=4)).advice == "Slurm starts other jobs first"

@@ -1,0 +1,299 @@
+"""What the person on call needs first: what is wrong, what is done about it, what they could do. Pure.
+
+``srobust status`` and ``srobust top`` show the same, and take the texts of the training itself from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slurm_robust.evidence.incident_text import IncidentRow
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.live_status import LiveStatus, LiveTier, NodeState
+from slurm_robust.model.record import Record
+from slurm_robust.trainings.phase import CANCELLED, PREEMPTED, REQUEUED
+from slurm_robust.trainings.waiting import PendingJob
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count, duration, first_sentence
+
+LATE_FACTOR = 3.0
+"""A step that takes this many times as long as usual is late."""
+
+LATE_S = 5.0
+"""No step is late before: heartbeats and the live status are seconds old themselves."""
+
+STAGES = {
+    "gathering": "waits for the agents of its nodes",
+    "launching": "starts the ranks",
+    "localising": "takes stacks of all ranks",
+    "observing": "watches: nodes do not answer, and training goes on",
+    "reconnecting": "waits for the agents of its nodes",
+    "unreachable": "waits for nodes that fell silent together",
+    "checkpointing": "waits for a checkpoint on storage",
+    "updating": "stops the ranks at one step, for an update",
+    "stopping": "stops the ranks",
+    "deciding": "decides what to do",
+    "testing": "tests nodes",
+    "borrowing": "waits for a node from outside the allocation",
+    "requeueing": "hands the job back to Slurm's queue",
+    "saving": "writes the newest step to storage",
+    "storing": "writes a checkpoint of another number of ranks to storage",
+    "ending": "ends the run",
+}
+"""Stages of the controller, as what it does; it trains in the one that is not here."""
+
+WORKING = ("training", "recovering", "starting")
+"""Phases in which the job holds nodes for its ranks."""
+
+
+class NextMove(Record):
+    """What a person can do."""
+
+    text: str
+    """What the command does, and what it costs; or what has to happen."""
+    command: str = ""
+    """Ready to be pasted; "" if there is none."""
+
+
+class JobSituation(Record):
+    """What is wrong, what is done about it, and what a person can do."""
+
+    wrong: tuple[str, ...] = ()
+    """The most important first."""
+    grave: bool = False
+    """Training does not go on, as opposed to what may come to that."""
+    doing: str = ""
+    advice: NextMove | None = None
+
+
+class Seen(Record):
+    """What it is judged by: the job as its journal, its controller and Slurm show it."""
+
+    job_id: int
+    phase: str
+    reason: str
+    code: int | None = None
+    live: LiveStatus | None = None
+    """What the controller sees now; None if it says nothing."""
+    phases: str = ""
+    """Announced phases that ranks are in."""
+    incidents: Sequence[IncidentRow] = ()
+    waiting: PendingJob | None = None
+    slurm_advice: str = ""
+    """What the job waits for in Slurm while a run of it ends."""
+    evicted: dict[str, str] = {}
+    silent_s: float | None = None
+    """For how long its controller has been silent, if that is longer than it should be."""
+    cut: str = ""
+    """Where its journal breaks off."""
+    step: int = -1
+
+
+def judge(seen: Seen, now: float) -> JobSituation:
+    """Return the situation at wall-clock time ``now``."""
+    if seen.cut:
+        return JobSituation(wrong=(seen.cut,), grave=True)
+    if seen.waiting is not None:
+        return _pending(seen, seen.waiting, now)
+    if seen.phase in (REQUEUED, PREEMPTED):
+        return JobSituation(wrong=(first_sentence(seen.reason),), grave=True, doing=seen.slurm_advice)
+    if seen.phase not in WORKING:
+        return _ended(seen) if seen.code is not None or seen.phase == "stopped" else JobSituation()
+    if seen.silent_s is not None:
+        text = (
+            f"the controller has been silent for {duration(seen.silent_s)}; until it goes on, or another one "
+            "takes over, no fault is answered"
+        )
+        return JobSituation(wrong=(text,), grave=True)
+    return _live(seen, seen.live) if seen.live is not None else _by_journal(seen)
+
+
+def _pending(seen: Seen, waits: PendingJob, now: float) -> JobSituation:
+    wrong = [f"waits in Slurm's queue {waits.describe(now)}"]
+    if seen.reason:
+        wrong.append(first_sentence(seen.reason))
+    if not waits.command:
+        return JobSituation(wrong=tuple(wrong), grave=True, advice=_told(waits.why))
+    text, least = waits.why, count(waits.least, "node")
+    blamed = [
+        f"{node} was given up: {first_sentence(seen.evicted[node], node)}"
+        for node in waits.uses
+        if node in seen.evicted
+    ]
+    costs = [*blamed, *(["if it fails again, that costs one more recovery"] if waits.uses else [])]
+    if waits.most > waits.least and len(waits.places.free) + len(waits.uses) <= waits.least:
+        costs.append("it then runs without a standby")
+    text = "; ".join((text, *costs))
+    doing = f"Slurm starts it by itself once it has {least} for it"
+    return JobSituation(
+        wrong=tuple(wrong), grave=True, doing=doing, advice=NextMove(text=text, command=waits.command)
+    )
+
+
+def _told(why: str) -> NextMove | None:
+    """Return advice whose command, if it has one, ends its text."""
+    text, _, command = why.rpartition(": ")
+    is_command = command.startswith(("scontrol ", "scancel ", "sacctmgr "))
+    return NextMove(text=text, command=command) if is_command else NextMove(text=why) if why else None
+
+
+def _ended(seen: Seen) -> JobSituation:
+    if seen.code == 0:
+        return JobSituation()
+    if seen.phase == CANCELLED:
+        again = "to go on from its newest checkpoint, submit it again with the same --training, or with "
+        text = f"{again}'srobust run --from {seen.job_id}'"
+        # What follows the order is what could not be saved.
+        lost = seen.reason.partition("; ")[2]
+        advice = NextMove(text=text) if seen.step >= 0 else None
+        return JobSituation(wrong=(lost,) if lost else (), grave=True, advice=advice)
+    text = first_sentence(seen.reason, most=300)
+    newest = seen.incidents[-1] if seen.incidents else None
+    if newest is None or seen.code in (ExitCode.CHECKPOINTS, ExitCode.CONFIG):
+        return JobSituation(wrong=(text,), grave=True)
+    report = NextMove(
+        text="read why; once that is mended, submit it again, and it goes on from its newest checkpoint "
+        f"(the same --training, or --from {seen.job_id})",
+        command=f"srobust incident {seen.job_id} {newest.number}",
+    )
+    return JobSituation(wrong=(text,), grave=True, advice=report)
+
+
+def _by_journal(seen: Seen) -> JobSituation:
+    if seen.phase != "recovering" or not seen.incidents:
+        return JobSituation()
+    row = seen.incidents[-1]
+    wrong = f"incident {row.number}: {row.symptom}: {row.signs[0]}"
+    return JobSituation(
+        wrong=(wrong,),
+        grave=True,
+        doing=row.done or "nothing is decided yet",
+        advice=_report(seen.job_id, row.number),
+    )
+
+
+def _report(job_id: int, number: int) -> NextMove:
+    return NextMove(
+        text="wait; this shows the evidence and the decision so far",
+        command=f"srobust incident {job_id} {number}",
+    )
+
+
+def _live(seen: Seen, live: LiveStatus) -> JobSituation:
+    wrong = list(_storage(live))
+    if (incident := live.incident) is not None:
+        sign = f": {incident.sign}" if incident.sign else ""
+        wrong.insert(
+            0, f"incident {incident.number} for {duration(incident.age_s)}: {incident.symptom}{sign}"
+        )
+        # The journal may have the decision before the controller's file has it.
+        row = next((row for row in seen.incidents if row.number == incident.number), None)
+        decided = incident.actions or (row.done if row is not None else "") or "nothing is decided yet"
+        doing = "; ".join(filter(None, (decided, stage_text(live))))
+        report = _report(seen.job_id, incident.number)
+        return JobSituation(wrong=tuple(wrong), grave=True, doing=doing, advice=report)
+    if live.non_finite:
+        wrong.append("loss or gradient norm is NaN or infinite")
+    advice: NextMove | None = None
+    if late := late_text(live, seen.phases):
+        wrong.append(late)
+        advice = NextMove(
+            text="see where its ranks are; that changes nothing", command=f"srobust stacks {seen.job_id}"
+        )
+    return JobSituation(wrong=tuple(wrong), doing=stage_text(live), advice=advice)
+
+
+def _storage(live: LiveStatus) -> Iterator[str]:
+    """Yield what is wrong with the storage of the job's folder."""
+    if live.held:
+        yield "nothing is decided, since storage does not take the journal"
+    if live.trouble:
+        yield f"journal: {live.trouble} ({count(live.behind, 'event')} in memory only)"
+    if live.missed:
+        yield f"moment.json could not be written {count(live.missed, 'time')}"
+
+
+def stage_text(live: LiveStatus) -> str:
+    """Return ``stops the ranks for 1.2 s, 185 s at most: …``; "" while nothing but training is done."""
+    if live.stage not in STAGES:
+        return live.ending
+    most = f", {duration(live.stage_most_s)} at most" if live.stage_most_s is not None else ""
+    why = live.stage_why if live.incident is None or live.stage_why != live.incident.sign else ""
+    text = f"{STAGES[live.stage]} for {duration(live.stage_s)}{most}{': ' if why else ''}{why}"
+    return f"{text}; {live.ending}" if live.ending and live.ending != live.stage_why else text
+
+
+# -- the training ------------------------------------------------------------------------------------
+
+
+def late_text(live: LiveStatus, phases: str = "") -> str:
+    """Return ``no step for 13 s (usual 0.31 s); called a hang at 14 s``; "" if none is late."""
+    age_s, usual_s = live.step_age_s, live.usual_step_s
+    if live.stage != "running" or live.step < 0 or age_s is None or not usual_s or phases:
+        return ""
+    if age_s < max(LATE_FACTOR * usual_s, LATE_S):
+        return ""
+    limit = (
+        f"; called a hang at {duration(live.hang_s)}" if live.hang_s is not None else "; never called a hang"
+    )
+    return f"no step for {duration(age_s)} (usual {step_s_text(usual_s)}){limit}"
+
+
+def phases_text(live: LiveStatus) -> str:
+    """Return the phases that ranks have announced and are in."""
+    return ", ".join(
+        dict.fromkeys(node.phase for node in live.nodes if node.phase and node.state is NodeState.TRAINING)
+    )
+
+
+def step_s_text(seconds: float) -> str:
+    """Return ``0.31 s``."""
+    return f"{seconds:.2g} s" if seconds < 9.95 else duration(seconds)
+
+
+def step_text(live: LiveStatus, phases: str = "") -> str:
+    """Return ``265, 13 s ago (usual 0.31 s), loss 2.5``, by what the controller sees now."""
+    age = duration(live.step_age_s) if live.step_age_s is not None else ""
+    if live.step < 0:
+        since = f", {age} since the ranks were started" if age and live.ranks else ""
+        before = f"; the newest before was {live.best_step}" if live.reports and live.best_step >= 0 else ""
+        return f"none of this generation yet{since}{before}"
+    text = f"{live.step}" if live.reports else f"{count(live.step + 1, 'optimizer step')} of this generation"
+    text += f", {age} ago" if age else ""
+    text += f" (usual {step_s_text(live.usual_step_s)})" if live.usual_step_s else ""
+    if phases:
+        text += f", in {phases}"
+    if live.non_finite:
+        return f"{text}, loss NaN or infinite"
+    return f"{text}, loss {live.loss:.4f}" if live.loss is not None else text
+
+
+_TIERS = {"memory": "in memory", "peer": "on other nodes", "local": "on local disks", "storage": "on storage"}
+
+
+def copies_text(tiers: Sequence[LiveTier]) -> str:
+    """Return ``step 265 in memory, 264 on other nodes, 250 on storage (4 min ago)``."""
+    parts = [
+        f"{tier.step} {_TIERS[tier.tier.value]}"
+        + (f" ({duration(tier.age_s)} ago)" if tier.age_s is not None else "")
+        for tier in tiers
+    ]
+    return f"step {', '.join(parts)}" if parts else ""
+
+
+class JobSize(Record):
+    """How many ranks and standbys."""
+
+    ranks: int
+    standbys: int
+
+    def __str__(self) -> str:
+        standbys = count(self.standbys, "standby") if self.standbys else "no standby"
+        return f"{count(self.ranks, 'rank')} + {standbys}"
+
+
+def nodes_text(slots: Sequence[str], spares: Sequence[str], now: JobSize, began: JobSize) -> str:
+    """Return ``n[1-4] (4 ranks), standby n5``; with the size at the beginning if it was another one."""
+    nodes = f"{fold(slots)} ({count(now.ranks, 'rank')})"
+    nodes += f", standby {fold(spares)}" if spares else ", no standby"
+    return nodes if now == began else f"{nodes}; began with {began}"
