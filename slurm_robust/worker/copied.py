@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import msgspec
@@ -194,6 +194,24 @@ def search_in(copy: CopiedCode | None, cwd: str) -> None:
         _added.add(copy.links)
         entries = [*mapped, copy.links]
     sys.path[:] = entries
+
+
+@contextlib.contextmanager
+def search_kept() -> Iterator[None]:
+    """Have this process search afterwards as before, also in a copy that has been removed since."""
+    path, places, added = list(sys.path), dict(_places), set(_added)
+    tables = [(table, dict(table)) for table in editable_tables(sys.modules)]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        _places.clear()
+        _places.update(places)
+        _added.clear()
+        _added.update(added)
+        for table, was in tables:
+            table.clear()
+            table.update(was)
 
 
 def _in_table(copy: CopiedCode, path: str) -> str:

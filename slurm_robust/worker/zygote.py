@@ -36,7 +36,7 @@ from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.worker import crash, script, spawning
 from slurm_robust.worker.bootstrap import become_worker
-from slurm_robust.worker.copied import own_modules, shadowed
+from slurm_robust.worker.copied import own_modules, search_kept, shadowed
 from slurm_robust.worker.orphans import children, end_orphans
 from slurm_robust.worker.spawning import (
     Exited,
@@ -206,13 +206,9 @@ class Zygote:
             return True
         if spawn.env != before.env or own_modules(spawn.code):
             return False
-        path = list(sys.path)
-        try:
+        with search_kept():
             script.search_for(spawn.command_kind, spawn.command, spawn.cwd, spawn.code)
             return spawn.code is None or shadowed(spawn.code) <= self._shadowed
-        finally:
-            script.search_for(before.command_kind, before.command, before.cwd, before.code)
-            sys.path[:] = path
 
     def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int], *, is_fit: bool) -> None:
         sys.stdout.flush()

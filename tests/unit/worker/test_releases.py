@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -171,6 +172,25 @@ def test_a_zygote_that_has_imported_the_users_own_modules_serves_other_releases_
     )
     try:
         assert [run(runner, code, copy).out for copy in (first, second, first)] == ["1\n", "22\n", "1\n"]
+    finally:
+        runner.close()
+
+
+def test_a_package_of_the_search_path_is_found_when_the_first_copy_of_the_zygote_is_gone(
+    code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``pip install -e`` puts it there. A node keeps the two newest copies."""
+    monkeypatch.syspath_prepend(str(code.folder / "src"))
+    code.write({"script.py": "import mine\nprint(mine.VALUE)", "src/mine.py": "VALUE = 1"})
+    copies = [code.release()]
+    for value in (22, 333):
+        code.write({"src/mine.py": f"VALUE = {value}"})
+        copies.append(code.release())
+    runner = ScriptRunner(cwd=code.folder, code=copies[0], results=tmp_path, launcher=ForkedZygoteLauncher)
+    try:
+        shutil.rmtree(copies[0].place)
+        found = [run(runner, code, copies[number]).out for number in (1, 2, 1)]
+        assert found == ["22\n", "333\n", "22\n"]
     finally:
         runner.close()
 
