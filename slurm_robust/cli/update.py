@@ -37,7 +37,10 @@ def register(commands: Commands) -> None:
         json=True,
     )
     parser.add_argument(
-        "--code", metavar="DIR", help="take the code from there instead, for example another checkout of it"
+        "--code",
+        metavar="DIR",
+        help="take the code from this folder, for example another checkout (default: the folder from which "
+        "the running release was taken)",
     )
     parser.add_argument(
         "--args", metavar="TEXT", help="all arguments of the script, in one word that is split as by a shell"

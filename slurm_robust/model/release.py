@@ -28,9 +28,16 @@ class CodeRoot(Record):
     """A folder of which a release has a copy."""
 
     path: str
-    """Where it lay: absolute, without symbolic links."""
+    """Its place, in which the ranks find it: absolute, without symbolic links."""
     folder: str
     """Its name in the copy."""
+    taken_from: str = ""
+    """The folder that was copied in its stead, such as another checkout; "" for none."""
+
+    @property
+    def source(self) -> str:
+        """The folder that was copied."""
+        return self.taken_from or self.path
 
 
 class GitState(Record):

@@ -69,5 +69,5 @@ def _in_place(contents: ReleaseContents, path: str) -> str:
     folder, _, rest = path.partition("/")
     for root in contents.release.roots:
         if root.folder == folder:
-            return os.path.join(root.path, rest)
+            return os.path.join(root.source, rest)
     return path

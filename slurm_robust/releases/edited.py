@@ -20,8 +20,9 @@ def edited(store: ReleaseStore, release: Release, wish: Taking) -> tuple[str, ..
     Python could import it: outputs are added all the time. Raises ``CannotTakeCode``, ``NoRelease``,
     ``DamagedRelease``, ``OSError``.
     """
-    folders = tuple(root.path for root in release.roots)
-    copy = in_place(replace(wish, roots=folders, packages=(), stands_for={}))
+    folders = tuple(root.source for root in release.roots)
+    instead = {root.taken_from: root.path for root in release.roots if root.taken_from}
+    copy = in_place(replace(wish, roots=folders, packages=(), stands_for=instead))
     if copy.code == release.code:
         return ()
     before = stored(store, release.name)

@@ -23,6 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from msgspec.structs import replace
+
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import NAME_LETTERS, CodeRoot, Release
@@ -412,7 +414,12 @@ def _member(name: str, size: int, mode: int = 0o644, mtime: int = 0) -> tarfile.
 
 def _places(roots: Sequence[CodeRoot], wish: Taking) -> tuple[CodeRoot, ...]:
     """Return the folders with the places for which they stand."""
-    return tuple(CodeRoot(path=wish.stands_for.get(r.path, r.path), folder=r.folder) for r in roots)
+    return tuple(
+        replace(root, path=wish.stands_for[root.path], taken_from=root.path)
+        if root.path in wish.stands_for
+        else root
+        for root in roots
+    )
 
 
 def _entry(wish: Taking, copy: CodeCopy) -> str:

@@ -83,8 +83,8 @@ def _say_if_edited(plan: RunPlan, directory: JobDirectory, running: Release) -> 
         usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
         job = str(plan.job_id) if usual else shlex.quote(str(directory.path))
         say(
-            f"the code in {one_line(running.roots[0].path)} differs from release {running.name}, which goes "
-            f"on: {some_of([one_line(path) for path in files])}; 'srobust update {job}' applies it"
+            f"the code in {one_line(running.roots[0].source)} differs from release {running.name}, which "
+            f"goes on: {some_of([one_line(path) for path in files])}; 'srobust update {job}' applies it"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -103,7 +104,7 @@ class OwnJob:
     def __init__(self, name: str, job_dir: str | None) -> None:
         self.live = LiveJob(name, job_dir, "submit the code as a new job: sbatch")
         self.directory, self.events, self.state = self.live.directory, self.live.events, self.live.state
-        self.job_id = self.state.job_id
+        self.job_id, self.updates = self.state.job_id, update_rows(self.events)
         self.store = ReleaseStore(self.directory.releases)
         owner = os.stat(self.directory.path).st_uid
         if owner != os.geteuid():
@@ -159,9 +160,11 @@ def update(name: str, wish: UpdateWish, *, job_dir: str | None) -> int:
     job = OwnJob(name, job_dir)
     message = checked_message(wish.message)
     asked: set[str] = set()
+    taking = _taking(job, wish)
+    _say_source(job, wish, taking)
     try:
         with Bar("taking the code", quiet=wish.json):
-            release = _taken(job, wish)
+            release = take(job.store, taking)
         _check_compiles(job, release)
         order = _order(job, wish, release, message)
         asked.add(order.release)
@@ -174,7 +177,7 @@ def _order(job: OwnJob, wish: UpdateWish, release: Release, message: str) -> Upd
     """Return what to ask for, and say what is worth knowing before. Raises :class:`CannotUpdate`."""
     waiting, changed = job.state.update, _difference(job, release)
     if changed.is_empty and wish.from_step < 0 and not wish.discard_optimizer:
-        roots = ", ".join(root.path for root in release.roots)
+        roots = ", ".join(root.source for root in release.roots)
         withdraw = (
             f", or 'srobust rollback {job.job_id} --withdraw' for the update that waits" if waiting else ""
         )
@@ -271,8 +274,7 @@ def _withdrawn(job: OwnJob, message: str, ran: Sequence[str], *, from_step: int,
     """Withdraw the update that waits. Raises :class:`CannotUpdate` if none does, or it is applied now."""
     running, waiting = job.running.name, job.state.update
     if waiting is None:
-        last = next((row for row in reversed(update_rows(job.events))), None)
-        became = f": {_became(last)}" if last is not None else ""
+        became = f": {_became(job.updates[-1])}" if job.updates else ""
         raise CannotUpdate(
             f"no update waits{became}",
             fix=f"'srobust releases {job.job_id}' shows what runs; 'srobust rollback {job.job_id}' goes back",
@@ -311,8 +313,8 @@ def _became(row: UpdateRow) -> str:
 # -- the release -------------------------------------------------------------------------------------
 
 
-def _taken(job: OwnJob, wish: UpdateWish) -> Release:
-    """Take what the wish makes of the running release."""
+def _taking(job: OwnJob, wish: UpdateWish) -> Taking:
+    """Return what the wish makes of the running release."""
     running, plan = job.running, job.plan
     config, config_text = _configured(job, wish)
     code = config.code
@@ -328,7 +330,7 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
         plan.output,
         *(os.path.join(plan.cwd, place) for place in plan.config.checkpoint.places.values()),
     )
-    taking = Taking(
+    return Taking(
         kind=running.kind,
         command=arguments(wish, running.command),
         cwd=plan.cwd,
@@ -341,7 +343,21 @@ def _taken(job: OwnJob, wish: UpdateWish) -> Release:
         workdir=code.workdir == "release",
         limits=CopyLimits.of(code),
     )
-    return take(job.store, taking)
+
+
+def _say_source(job: OwnJob, wish: UpdateWish, taking: Taking) -> None:
+    """Say from which folder the code is taken, and if the newest update had taken another one."""
+    if not taking.roots:
+        return
+    source = taking.roots[0]
+    _say(f"the code is taken from {source}")
+    newest = next((row for row in reversed(job.updates) if not row.rollback), None)
+    known = job.state.taken.get(newest.release) if newest is not None else None
+    if wish.code is None and newest is not None and known is not None and known.release.roots:
+        other = known.release.roots[0].source
+        if other != source:
+            again = f"--code {shlex.quote(other)} does so again"
+            _say(f"update {newest.number} took its code from {other}; {again}")
 
 
 def _check_compiles(job: OwnJob, release: Release) -> None:
@@ -373,13 +389,16 @@ def _configured(job: OwnJob, wish: UpdateWish) -> tuple[JobConfig, str]:
 
 
 def _source(wish: UpdateWish, running: Release, places: tuple[str, ...], cwd: str) -> str | None:
-    """Return from where the first folder is taken instead, if that is wished."""
+    """Return from where the first folder is taken instead: as wished, else as for the running release."""
+    said = f"--code {wish.code}"
     if wish.code is None:
-        return None
-    folder = Path(wish.code)
+        said = next((root.taken_from for root in running.roots if root.path in places[:1]), "")
+        if not said:
+            return None
+    folder = Path(wish.code or said)
     if not folder.is_dir():
         raise CannotUpdate(
-            f"--code {wish.code} is no folder", fix="name the folder with the code", code=ExitCode.NO_INPUT
+            f"{said} is no folder", fix="name the folder with the code: --code DIR", code=ExitCode.NO_INPUT
         )
     if not places:
         raise CannotUpdate(
@@ -392,7 +411,7 @@ def _source(wish: UpdateWish, running: Release, places: tuple[str, ...], cwd: st
         own = script.relative_to(places[0]) if script.is_relative_to(places[0]) else None
         if own is not None and not (source / own).is_file():
             raise CannotUpdate(
-                f"--code {wish.code} has no {own}: it would take the place of {places[0]}",
+                f"{said} has no {own}: it would take the place of {places[0]}",
                 fix="name a folder that is laid out like that one, such as another checkout of it",
             )
     return str(source) if str(source) != places[0] else None

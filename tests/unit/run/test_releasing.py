@@ -12,11 +12,12 @@ from slurm_robust.config.plan import RunPlan
 from slurm_robust.engine.lost_release import in_place_of_lost
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import PreflightError
-from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.release import Release, ReleaseState, Requester
 from slurm_robust.model.state import JobState
 from slurm_robust.releases.store import ReleaseStore
+from slurm_robust.releases.take import Taking, take
 from slurm_robust.run import releasing
 from slurm_robust.run.releasing import first_release, later_release
 from tests.builders.events import run_started
@@ -118,6 +119,30 @@ def test_a_later_run_says_that_the_code_was_edited_meanwhile(
     assert release is not None
     differs = f"the code in {code} differs from release {release.name}, which goes on"
     assert said == [f"{differs}: new.py, train.py; 'srobust update 7' applies it"]
+
+
+def test_a_later_run_looks_for_edits_where_the_code_of_its_release_was_taken_from(
+    code: Path, directory: JobDirectory, said: list[str], tmp_path: Path
+) -> None:
+    other = tmp_path / "checkout"
+    other.mkdir()
+    (other / "train.py").write_text("lr = 3")
+    wish = Taking(
+        kind=CommandKind.SCRIPT,
+        command=("train.py",),
+        cwd=str(code),
+        roots=(str(other),),
+        stands_for={str(other): str(code)},
+    )
+    release = take(ReleaseStore(directory.releases), wish)
+    assert later_release(planned(code), directory, after(release)) is None
+    assert said == []
+    (other / "train.py").write_text("lr = 4")
+    assert later_release(planned(code), directory, after(release)) is None
+    (text,) = said
+    assert text.startswith(
+        f"the code in {other} differs from release {release.name}, which goes on: train.py"
+    )
 
 
 def test_a_job_that_began_without_a_release_goes_on_without_one(

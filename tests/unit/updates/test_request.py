@@ -202,6 +202,74 @@ def test_another_checkout_takes_the_place_of_the_code(job: Job, tmp_path: Path) 
     assert job.asked[0].changes == ("1 file changed: gpt/train.py", "1 file removed: gpt/model.py")
 
 
+def checkout(job: Job, folder: Path) -> Path:
+    """Another checkout of the code, of which a release runs."""
+    folder.mkdir()
+    (folder / "train.py").write_text("size = 3\n")
+    with job.controller(runs(job)):
+        assert job.run("update", "--now", "--code", str(folder)) == ExitCode.SUCCESS
+    (folder / "train.py").write_text("size = 4\n")
+    return folder
+
+
+def test_the_next_update_takes_the_code_from_where_that_of_the_running_release_was_taken(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = checkout(job, tmp_path / "checkout")
+    capsys.readouterr()
+    with job.controller():
+        assert job.run("update", "--no-wait") == ExitCode.SUCCESS
+    assert capsys.readouterr().err.splitlines() == [f"the code is taken from {other}"]
+    assert job.asked[1].changes == ("1 file changed: gpt/train.py",)
+    (root,) = job.store.read(job.asked[1].release).roots
+    assert (root.path, root.source) == (str(job.code), str(other))
+
+
+def test_the_first_folder_is_taken_again_if_it_is_named(job: Job, tmp_path: Path) -> None:
+    checkout(job, tmp_path / "checkout")
+    edited(job)
+    with job.controller():
+        assert job.run("update", "--no-wait", "--code", str(job.code)) == ExitCode.SUCCESS
+    (root,) = job.store.read(job.asked[1].release).roots
+    assert root.source == str(job.code)
+
+
+def test_the_folder_of_an_update_that_does_not_run_is_named(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = checkout(job, tmp_path / "checkout")
+    edited(job)
+    job.story.crashes(1).rolled_back(1, job.asked[0].release, job.first.name, 60)
+    job.write()
+    capsys.readouterr()
+    with job.controller():
+        assert job.run("update", "--no-wait") == ExitCode.SUCCESS
+    assert capsys.readouterr().err.splitlines() == [
+        f"the code is taken from {job.code}",
+        f"update 1 took its code from {other}; --code {other} does so again",
+    ]
+
+
+def test_a_folder_that_is_gone_since_is_to_be_named_anew(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = checkout(job, tmp_path / "checkout")
+    other.rename(tmp_path / "away")
+    assert job.run("update") == ExitCode.NO_INPUT
+    said = capsys.readouterr().err
+    assert f"{other} is no folder" in said
+    assert "--code DIR" in said
+
+
+def test_an_error_in_another_checkout_names_the_file_there(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = checkout(job, tmp_path / "checkout")
+    (other / "train.py").write_text("size = \n")
+    assert job.run("update") == NOT_DONE
+    assert f'File "{other}/train.py", line 1' in capsys.readouterr().err
+
+
 def test_a_configuration_goes_with_the_release_and_is_told_by_its_keys(job: Job, tmp_path: Path) -> None:
     file = tmp_path / "new.yaml"
     file.write_text("# less patience\ndetect:\n  hang_factor: 2\n")
