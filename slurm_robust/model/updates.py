@@ -142,8 +142,6 @@ class UpdateBook:
         """Take the next event, which happened at ``t``; the row that it changes, None for none."""
         if isinstance(event, ev.ProgressMade):  # most of a long journal
             return None
-        if isinstance(event, ev.WorldEvent) and event.world != ev.TRAIN:
-            return None
         t = event.t if t is None else t
         match event:
             case ev.ReleaseTaken():
@@ -169,11 +167,11 @@ class UpdateBook:
                 return self._change(event.update, stopped=t)
             case ev.UpdateApplied():
                 return self._applied(event, t)
-            case ev.GenerationLaunched() if self._starting:
+            case ev.GenerationLaunched(world=ev.TRAIN) if self._starting:
                 row = self.row(self._starting)
                 if row is not None and not row.generation:
                     return self._change(self._starting, generation=event.generation)
-            case ev.FirstStep() if self._starting:
+            case ev.FirstStep(world=ev.TRAIN) if self._starting:
                 number, self._starting = self._starting, 0
                 row = self.row(number)
                 stopped_s = t - row.stopped if row is not None and row.stopped is not None else None
