@@ -32,7 +32,7 @@ def register(commands: Commands) -> None:
         "ls",
         _list_copies,
         text,
-        of_job=True,
+        or_default_job=True,
         json=True,
         examples=(
             ("srobust checkpoint ls 4711", "the checkpoints of a job"),
@@ -46,7 +46,7 @@ def register(commands: Commands) -> None:
         "verify",
         _verify_copies,
         text,
-        of_job=True,
+        or_default_job=True,
         json=True,
         examples=(
             ("srobust checkpoint verify gpt-7b", "read and compare every copy"),

@@ -18,7 +18,7 @@ def register(commands: Commands) -> None:
         _diff,
         HELP["diff"],
         more=more,
-        of_job=True,
+        or_default_job=True,
         json=True,
         examples=(
             ("srobust diff 4711", "the previous release against the running one"),

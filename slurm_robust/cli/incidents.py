@@ -6,7 +6,7 @@ import argparse
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.fleet import add_index, add_since, index_of
-from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job, hostlist, whole_number
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, hostlist, whole_number
 from slurm_robust.fleet.accept import CAUSES
 from slurm_robust.fleet.answers import IncidentFilter
 from slurm_robust.fleet.view import show_incidents
@@ -23,6 +23,7 @@ def register(commands: Commands) -> None:
         text,
         more="--all asks the fleet index of the site.",
         json=True,
+        or_default_job=True,
         examples=(
             ("srobust incidents 4711", "the incidents of a job"),
             (
@@ -31,7 +32,6 @@ def register(commands: Commands) -> None:
             ),
         ),
     )
-    add_job(every, optional=True)
     every.add_argument("--last", metavar="N", type=whole_number(1), help="only the newest N incidents")
     every.add_argument("--all", action="store_true", help="of all jobs of the site, the newest first")
     every.add_argument("--csv", action="store_true", help="with --all: print CSV")
@@ -59,11 +59,8 @@ def register(commands: Commands) -> None:
 
 
 def _incidents(args: argparse.Namespace) -> int:
-    if args.all == bool(args.job):
-        raise UsageError(
-            "a job, or --all for all jobs of the site, is to be named, and not both",
-            fix="write srobust incidents JOB, or srobust incidents --all",
-        )
+    if args.all and args.job is not None:
+        raise UsageError("JOB and --all exclude each other", fix="name a job, or --all for all of the site")
     if args.all:
         if args.json and args.csv:
             raise UsageError("--json and --csv exclude each other", fix="give one of them")

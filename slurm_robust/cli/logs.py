@@ -24,7 +24,7 @@ def register(commands: Commands) -> None:
                 "the last 200 lines of the standard error of rank 17",
             ),
         ),
-        of_job=True,
+        or_default_job=True,
         json=True,
     )
     parser.add_argument(

@@ -121,6 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == ["help"] and not {"-h", "--help"} & {*words}:
             words = [*words[1:], "--help"]
         args = parse(make_parser(next((word for word in words if not word.startswith("-")), "")), words)
+        if getattr(args, "or_default_job", False) and args.job is None and not getattr(args, "all", False):
+            args.job = _default_job(args)
         code: int = args.handler(args)
         sys.stdout.flush()
         return code
@@ -150,6 +152,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.JOB_DIR
     except Exception as error:  # noqa: BLE001 - last line of defence: a bug must still end with its own code
         return _internal(error)
+
+
+def _default_job(args: argparse.Namespace) -> str:
+    """Return the job that is meant where none is named, and say which it is. Raises ``NoSuchJob``."""
+    from slurm_robust.trainings.own import named_default, own_jobs
+
+    return named_default(own_jobs(args.job_dir, os.environ), args.job_dir, or_all=hasattr(args, "all"))
 
 
 def _drop_output() -> None:

@@ -169,19 +169,22 @@ def add_command(
     epilog: str | None = None,
     usage: str | None = None,
     of_job: bool = False,
+    or_default_job: bool = False,
     json: bool = False,
 ) -> argparse.ArgumentParser:
     """Add a command whose help is ``text``, with ``more`` in its own help, and ``examples`` at its end.
 
-    ``of_job`` gives it the argument JOB, ``json`` the option ``--json``.
+    ``of_job`` gives it the argument JOB, which may be left out with ``or_default_job`` (of commands that
+    change nothing only): ``srobust`` finds the job that is meant. ``json`` gives it the option ``--json``.
     A command without ``handler`` is only parsed.
     """
     description = " ".join(filter(None, (f"{text[0].upper()}{text[1:]}.", more)))
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=description, epilog=epilog, usage=usage, examples=examples
     )
-    if of_job:
-        add_job(parser)
+    if of_job or or_default_job:
+        add_job(parser, or_default=or_default_job)
+        parser.set_defaults(or_default_job=or_default_job)
     if json:
         parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(handler=handler)
@@ -201,10 +204,11 @@ def add_group(commands: Commands, name: str, text: str, *, member: str = "comman
     )
 
 
-def add_job(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def add_job(parser: argparse.ArgumentParser, *, optional: bool = False, or_default: bool = False) -> None:
     """Add the argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
-    parser.add_argument("job", metavar="JOB", help=text, nargs="?" if optional else None)
+    text += " (default: your only job here, or the newest that runs)" if or_default else ""
+    parser.add_argument("job", metavar="JOB", help=text, nargs="?" if optional or or_default else None)
     add_job_dir(parser)
 
 

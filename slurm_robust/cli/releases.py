@@ -16,7 +16,7 @@ def register(commands: Commands) -> None:
         "releases",
         _releases,
         HELP["releases"],
-        of_job=True,
+        or_default_job=True,
         json=True,
         examples=(
             ("srobust releases 4711", "which release runs, and which were good"),

@@ -25,7 +25,7 @@ def register(commands: Commands) -> None:
             ("srobust report gpt-7b", "all jobs of a training, as text"),
             ("srobust report 4711 --csv --table incidents", "a table for a spreadsheet"),
         ),
-        of_job=True,
+        or_default_job=True,
         json=True,
     )
     parser.add_argument(

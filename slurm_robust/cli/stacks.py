@@ -27,7 +27,7 @@ def register(commands: Commands) -> None:
                 "with the full stacks of rank 3; those of all ranks go to a file",
             ),
         ),
-        of_job=True,
+        or_default_job=True,
         json=True,
     )
     parser.add_argument("--raw", action="store_true", help="also the full stacks of every rank")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, UsageError, add_command, number, whole_number
-from slurm_robust.report import startup, status
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job, number, whole_number
+from slurm_robust.report import brief, startup, status
+from slurm_robust.trainings.own import named_default, no_job, own_jobs
 
 
 def register(commands: Commands) -> None:
@@ -17,14 +19,18 @@ def register(commands: Commands) -> None:
         "status",
         _status,
         text,
-        of_job=True,
         json=True,
         examples=(
             ("srobust status 4711", "what is wrong, what is done about it, and how far training is"),
             ("srobust status 4711 --watch", "the same, again every 2 seconds until the job has ended"),
-            ("srobust status 4711 --phases", "how long each phase of the newest start took"),
+            ("srobust status", "your only job here, or one line for each that runs"),
+            ("srobust status 4711 --short", "one line, for a small screen"),
+            ("srobust status --all", "all your jobs here, one line each, the newest first"),
         ),
     )
+    add_job(parser, or_default=True)
+    parser.add_argument("--all", action="store_true", help="list your jobs here, one line each")
+    parser.add_argument("--short", action="store_true", help="show the job in one line")
     parser.add_argument(
         "--phases",
         action="store_true",
@@ -46,9 +52,25 @@ def register(commands: Commands) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
+    shapes = [name for name in ("all", "short", "phases", "watch") if getattr(args, name)]
+    if len(shapes) > 1:
+        raise UsageError(f"--{shapes[0]} and --{shapes[1]} exclude each other", fix="leave one of them out")
+    if args.all and args.job is not None:
+        raise UsageError("JOB and --all exclude each other", fix="leave one of them out")
+    if args.job is None:
+        jobs = own_jobs(args.job_dir, os.environ)
+        several = len(jobs.running) > 1 and not jobs.inside and not (shapes or args.json)
+        if args.all or several:
+            if not jobs.here:
+                raise no_job(args.job_dir)
+            chosen = jobs.here if args.all else jobs.running
+            return brief.list_main([job.path for job in chosen], json=args.json)
+        args.job = named_default(jobs, args.job_dir)
+    if args.short:
+        return brief.short_main(args.job, json=args.json, job_dir=args.job_dir)
     if args.watch:
-        if args.json or args.phases:
-            raise UsageError("--watch goes with neither --json nor --phases", fix="leave one of them out")
+        if args.json:
+            raise UsageError("--watch and --json exclude each other", fix="leave one of them out")
         return status.watch(args.job, args.every or 2.0, job_dir=args.job_dir)
     if args.every is not None:
         raise UsageError("--every needs --watch", fix="add --watch")

@@ -19,7 +19,7 @@ def register(commands: Commands) -> None:
             ("srobust trace 4711", "the spans in the order of their beginning"),
             ("srobust trace 4711 --otlp http://localhost:4318", "send them to an OpenTelemetry collector"),
         ),
-        of_job=True,
+        or_default_job=True,
         json=True,
     )
     parser.add_argument(

@@ -18,6 +18,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, training_of, trainings
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import BYTES, Bar
+from slurm_robust.trainings.folders import listed, own_folders
 from slurm_robust.trainings.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
 from slurm_robust.util.text import some_of
 
@@ -82,7 +83,9 @@ def named(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobD
         raise closed
     places = " or ".join(str(each / name) for each in roots)
     # Slurm's record is of the whole array, which says little about one task.
-    raise _nothing(name, places) if task else _without_journal(name, places, view, slurm)
+    own = listed(own_folders(here))
+    hint = f"your jobs here: {own}; or " if own else ""
+    raise _nothing(name, places, hint) if task else _without_journal(name, places, view, slurm, hint)
 
 
 def root_of(root: str | None) -> Path:
@@ -274,15 +277,15 @@ def _has_journal(folder: Path) -> bool:
         return False
 
 
-def _nothing(name: str, places: str) -> NoSuchJob:
+def _nothing(name: str, places: str, hint: str, unknown: str = "") -> NoSuchJob:
     return NoSuchJob(
-        f"no journal of job {name} in {places}",
-        fix="give --job-dir as 'srobust run' had it, or the job's folder instead of its number",
+        f"no journal of job {name} in {places}{unknown}",
+        fix=f"{hint}give --job-dir as 'srobust run' had it, or the job's folder instead of its number",
     )
 
 
-def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClient) -> NoSuchJob:
-    """Return why a job has no journal, by its state in Slurm."""
+def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClient, hint: str) -> NoSuchJob:
+    """Return why a job has no journal, by its state in Slurm. ``hint``: which jobs there are."""
     had = "if its 'srobust run' has a --job-dir, give the same"
     if view.away:
         text = f"no journal of job {job_id} in {places}, and Slurm {view.silent}"
@@ -306,7 +309,8 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
     if view.state:
         text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"
         return NotBegun(text, fix=f"try again in a few seconds; {had}", may_begin=True)
-    return _nothing(job_id, places)
+    unknown = "" if view.silent else ", and Slurm does not know it (any more)"
+    return _nothing(job_id, places, hint, unknown)
 
 
 def _of_task(root: Path, task: str) -> Iterator[Path]:

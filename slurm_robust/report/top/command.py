@@ -13,6 +13,7 @@ from slurm_robust.report.top.feed import JobFeed, LiveView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import show as print_json
 from slurm_robust.trainings.find import NoSuchJob, find
+from slurm_robust.trainings.folders import folders_in
 from slurm_robust.trainings.slurmview import make_slurm
 
 MAX_JOBS = 200
@@ -93,23 +94,12 @@ def directories(names: Sequence[str], job_dir: str | None, slurm: SlurmClient) -
         return [find(name, job_dir, slurm) for name in names]
     root = Path(job_dir) if job_dir else Path.cwd() / JOBS_FOLDER
     try:
-        folders = [JobDirectory(path) for path in root.iterdir()]
+        found = [JobDirectory(folder.path) for folder in folders_in(root)[:MAX_JOBS]]
     except OSError as error:
         raise NoSuchJob(
             f"{root} cannot be read: {error.strerror}",
             fix="name a job, run this where jobs were submitted, or give --job-dir as 'srobust run' had it",
         ) from error
-    ages = {directory: changed for directory in folders if (changed := _changed(directory)) is not None}
-    found = sorted(ages, key=lambda directory: ages[directory], reverse=True)[:MAX_JOBS]
     if not found:
         raise NoSuchJob(f"no job has a journal in {root}", fix="name a job, or give its --job-dir")
     return found
-
-
-def _changed(directory: JobDirectory) -> float | None:
-    """Return when the journal was last written, None without one that may be read."""
-    try:
-        info = directory.journal.stat()
-    except OSError:
-        return None
-    return info.st_mtime if info.st_size else None

@@ -170,6 +170,11 @@ class JobFeed:
         """Whether another look should follow immediately."""
         return self._journal.is_behind
 
+    @property
+    def training(self) -> str:
+        """The name of the training of which the job is a chapter, "" for none."""
+        return self._journal.state.training
+
     def look(self) -> LiveView:
         """Return the job as it is now. Never raises."""
         self._follow()
