@@ -24,7 +24,8 @@ from tests.conftest import SandboxPool
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LOCAL_MODULES = "/tmp/local_modules"
-AGENT = "slurm_robust.agent --job-dir"
+AGENT = "^[^ ]*python[^ ]* .*slurm_robust[.]agent --job-dir"  # not the srun that started it
+MAX_KILLED = 4  # controllers: the sixth that is killed within ten minutes ends the job
 
 
 @pytest.fixture(autouse=True)
@@ -271,6 +272,7 @@ class Storm:
         self._job = job
         self._random = random.Random(seed)
         self._weight = 1.0
+        self._killed = 0
 
     def update(self) -> None:
         """One update, most often with a fault just before or after it; returns when it is over."""
@@ -313,11 +315,16 @@ class Storm:
         self._kill(lambda: self._job.sandbox.fault.kill_rank(self._job.id, rank))
 
     def _kill_controller(self) -> None:
-        self._kill(lambda: kill_controller(self._job))
+        self._killed += 1
+        if self._killed > MAX_KILLED:
+            self._kill_rank()
+        else:
+            self._kill(lambda: kill_controller(self._job))
 
     def _kill_agent(self) -> None:
         node = self._random.choice(self._job.state.world.slots)
-        self._job.sandbox.exec(["pkill", "-9", "-f", AGENT], node=node, user="root", check=True)
+        kill = ["pkill", "-9", "-f", AGENT]
+        self._kill(lambda: self._job.sandbox.exec(kill, node=node, user="root", check=True))
 
     def _kill(self, kill: Callable[[], object]) -> None:
         """What is to be killed may just be starting again."""
