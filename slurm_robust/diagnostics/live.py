@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -19,21 +20,24 @@ from slurm_robust.analysis.stacks import localise
 from slurm_robust.evidence import stacks as stack_text
 from slurm_robust.evidence.bundle import write
 from slurm_robust.evidence.stacks import StackGroup, flight
+from slurm_robust.model import live_status
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Requester
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
+from slurm_robust.model.world import OpenIncident
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.terminal.console import Screen, indented, show
 from slurm_robust.trainings.find import find, load_events
 from slurm_robust.trainings.slurmview import ask_slurm, make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
+from slurm_robust.util.text import count, date_and_time, duration, fold_ranks, named_ranks, one_line
 from slurm_robust.util.trust import user_name
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
@@ -153,11 +157,49 @@ class LiveStacks(Record):
     limit_s: float
 
 
+STILL_STEPS = 3.0
+"""Training goes on if its newest step is no older than this many usual steps."""
+
+STILL_S = 5.0
+"""Or than this: the live status and the heartbeats before it are some seconds old."""
+
+
+class StackVerdict(str, Enum):
+    """Whether there is a fault at all that the stacks could place."""
+
+    GOES_ON = "training goes on"
+    STILL = "no step for a while"
+    """No incident is open yet."""
+    HANG = "hang"
+    """An incident is open."""
+    UNKNOWN = "unknown"
+    """The age of the newest step is not known."""
+
+
+class NewestStep(Record):
+    """The newest step that all ranks of a generation have completed."""
+
+    step: int
+    age_s: float
+    usual_s: float | None = None
+    """The median of the job's steps."""
+    has_moved: bool = False
+    """It was another one before the sample."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether training goes on by all that is known."""
+        return self.has_moved or self.age_s <= max(STILL_S, STILL_STEPS * (self.usual_s or 0.0))
+
+
 class StackSample(Record):
     """All that ``srobust stacks --json`` prints."""
 
     job_id: int
     t: float
+    verdict: StackVerdict
+    newest: NewestStep | None
+    """None if that is not known."""
     incident: int
     """The open one, 0 for none."""
     generation: int
@@ -182,6 +224,7 @@ def stacks(
     world = job.state.world.placement.world_size
     if wrong := [rank for rank in ranks if not 0 <= rank < world]:
         raise NotLive(f"no rank {wrong[0]}", fix=f"ranks are 0 to {world - 1}", code=ExitCode.USAGE)
+    before = newest_step(job.directory)
     with (
         closing(Client(job.epoch.endpoints, job.keys)) as client,
         Screen(stderr=True).status("asking the controller") as status,
@@ -198,7 +241,8 @@ def stacks(
 
         taken = take(ask_once, progress, partial(time.sleep, POLL_S))
     # Read again: the generation may be younger than the first reading.
-    sample = explain(taken, job.read(), time.time())
+    newest = newest_step(job.directory, before)
+    sample = explain(taken, job.read(), time.time(), newest)
     wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
     show(msgspec.structs.replace(sample, ranks=wanted), render, json=json)
     if save is not None:
@@ -241,8 +285,33 @@ def take(
 # -- understanding ---------------------------------------------------------------------------------
 
 
-def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
-    """Return what the stacks say: of a hang if one is open, else of training that goes on.
+def newest_step(directory: JobDirectory, before: NewestStep | None = None) -> NewestStep | None:
+    """Return the newest step by the live status; ``before``: what this said before the sample."""
+    try:
+        status, now = live_status.read(directory.live_status), time.time()
+    except (OSError, live_status.NotALiveStatus):
+        return None
+    old_s = max(0.0, now - status.t)
+    if status.step < 0 or status.step_age_s is None or old_s > live_status.OLD_S:
+        return None
+    return NewestStep(
+        step=status.step,
+        age_s=round(status.step_age_s + old_s, 2),
+        usual_s=status.usual_step_s,
+        has_moved=before is not None and status.step > before.step,
+    )
+
+
+def _verdict(incident: OpenIncident | None, newest: NewestStep | None, *, halted: bool) -> StackVerdict:
+    if incident is not None and incident.symptom is Symptom.HANG:
+        return StackVerdict.HANG
+    if newest is None or incident is not None:
+        return StackVerdict.UNKNOWN
+    return StackVerdict.GOES_ON if newest.is_fresh and not halted else StackVerdict.STILL
+
+
+def explain(taken: LiveStacks, state: JobState, t: float, newest: NewestStep | None = None) -> StackSample:
+    """Return what the stacks say: of a hang, or of training that goes on.
 
     Raises :class:`NotLive` if ``state`` does not know the generation.
     """
@@ -254,11 +323,14 @@ def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
     layout = ParallelLayout.from_identity(identity)
     placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
     silent = [rank for node in taken.silent for rank in placement.ranks_of(node)]
-    stands = state.world.incident is not None and state.world.incident.symptom is Symptom.HANG
-    found = localise(taken.stacks, layout, silent, moving=not stands)
+    incident = state.world.incident
+    moves = _verdict(incident, newest, halted=False) in (StackVerdict.GOES_ON, StackVerdict.UNKNOWN)
+    found = localise(taken.stacks, layout, silent, moving=moves)
     return StackSample(
         job_id=state.job_id,
         t=t,
+        verdict=_verdict(incident, newest, halted=found.halted),
+        newest=newest,
         incident=state.world.incident.number if state.world.incident else 0,
         generation=taken.generation,
         nodes=taken.nodes,
@@ -293,8 +365,7 @@ def render(sample: StackSample) -> RenderableType:
     return Group(
         title,
         *_silent(sample),
-        *_caution(sample),
-        indented(stack_text.placed(sample.localisation)),
+        *_says(sample),
         "",
         _groups(sample.groups),
         *map(indented, sample.flight),
@@ -308,10 +379,24 @@ def _silent(sample: StackSample) -> Iterator[RenderableType]:
         yield indented(text, "bold yellow")
 
 
-def _caution(sample: StackSample) -> Iterator[RenderableType]:
-    if sample.localisation.ranks and not sample.incident:
+def _says(sample: StackSample) -> Iterator[RenderableType]:
+    """Yield whether training goes on, and where the fault is if it does not."""
+    found, newest = sample.localisation, sample.newest
+    if sample.verdict is StackVerdict.GOES_ON and newest is not None:
+        last = f" Last to arrive: {named_ranks(found.ranks)}." if found.ranks else ""
+        age = f"step {newest.step}, {duration(newest.age_s)} ago"
+        yield indented(f"Training goes on ({age}): no fault.{last}", "green")
+        return
+    if sample.verdict is StackVerdict.STILL and newest is not None:
+        usual = f" (usual {newest.usual_s:.2g} s)" if newest.usual_s else ""
+        text = (
+            f"No step for {duration(newest.age_s)} since step {newest.step}{usual}; no incident is open yet."
+        )
+        yield indented(text, "yellow")
+    if sample.verdict is StackVerdict.UNKNOWN and found.ranks and not sample.incident:
         text = "No incident is open. While training goes on, some rank is always last: sample again first."
         yield indented(text, "yellow")
+    yield indented(stack_text.placed(found))
 
 
 def _groups(groups: Sequence[StackGroup]) -> Table:

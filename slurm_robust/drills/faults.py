@@ -63,8 +63,8 @@ FAULTS = (
     ),
     FaultText(
         fault=DrillFault.STOP_LOADER,
-        does="SIGSTOP to one process of the rank's DataLoader",
-        recovery="a hang is seen, then all ranks restart in place",
+        does="SIGSTOP to one process of the rank's DataLoader, so that training hangs",
+        recovery="the node is evicted: it costs a standby, or a requeue without one",
     ),
     FaultText(
         fault=DrillFault.KILL_AGENT,

@@ -97,10 +97,6 @@ def _stopped(drill: DrillPlanted, fault: Fault) -> bool:
     return _stands(drill, fault, Symptom.HANG, halted=True)
 
 
-def _loader_stopped(drill: DrillPlanted, fault: Fault) -> bool:
-    return _hung(drill, fault) or _stopped(drill, fault)
-
-
 def _slow(drill: DrillPlanted, fault: Fault) -> bool:
     return _stands(drill, fault, Symptom.SLOW, halted=False)
 
@@ -151,7 +147,7 @@ _SIGNS: dict[DrillFault, Callable[[DrillPlanted, Fault], bool]] = {
     DrillFault.SLOW_RANK: _slow,
     DrillFault.GROW_MEMORY: _out_of_memory,
     DrillFault.KILL_LOADER: _lost_loader,
-    DrillFault.STOP_LOADER: _loader_stopped,
+    DrillFault.STOP_LOADER: _stopped,
     DrillFault.KILL_AGENT: _agent_lost,
     DrillFault.KILL_CONTROLLER: _never,
 }

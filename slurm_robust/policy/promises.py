@@ -86,7 +86,7 @@ def played(drill: DrillPlanted, state: JobState) -> Fault | None:
         case DrillFault.SLOW_RANK:
             return replace(base, symptom=Symptom.SLOW, localisation=_at(rank))
         case _:
-            halted = drill.fault is DrillFault.STOP_RANK
+            halted = drill.fault in (DrillFault.STOP_RANK, DrillFault.STOP_LOADER)
             return replace(base, symptom=Symptom.HANG, localisation=_at(rank, halted=halted))
     root = NodeExit(node=node, exit=exit)
     symptom = Symptom.WORKER_EXIT if exit.error is None else Symptom.USER_EXCEPTION

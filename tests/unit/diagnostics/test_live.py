@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,13 +12,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
-from slurm_robust.diagnostics.live import LiveStacks, NotLive, StackSample, explain, unanswered
+from slurm_robust.diagnostics.live import (
+    LiveStacks,
+    NewestStep,
+    NotLive,
+    StackSample,
+    StackVerdict,
+    explain,
+    unanswered,
+)
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.live_status import encode
 from slurm_robust.model.state import JobState
 from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.requests import SubmitRequest
@@ -29,6 +40,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Refused, ShowStacks, StacksShown
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
+from tests.builders.live_statuses import live_status
 from tests.unit.engine.stories import controller_of, trained
 from tests.unit.report.test_logs import ENDED, STARTED
 
@@ -111,6 +123,49 @@ def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
     assert odd.split()[:4] == ["1", "rank:", "2", "n3"]
     assert "is stopped" in odd
     assert odd.rstrip().endswith("(unlike most)")
+
+
+def leaves(directory: JobDirectory, step: int, age_s: float) -> None:
+    """The controller's live status: this step, so many seconds ago; steps of 2 s are usual."""
+    status = structs.replace(live_status(), t=time.time(), step=step, step_age_s=age_s, usual_step_s=2.0)
+    directory.live_status.write_bytes(encode(status))
+
+
+def test_training_that_goes_on_is_no_fault_of_the_rank_that_was_last(
+    directory: JobDirectory, sim: Sim, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sim.hang_rank(2, shows=lambda order: doing(2, "n3", "forward@/home/me/model.py"))
+    leaves(directory, 238, 0.4)
+    with controller(directory, sim):
+        assert main(["stacks", str(directory.path)]) == ExitCode.SUCCESS
+        said = capsys.readouterr().out
+        assert main(["stacks", str(directory.path), "--json"]) == ExitCode.SUCCESS
+    printed = msgspec.json.decode(capsys.readouterr().out, type=StackSample)
+    assert "Training goes on (step 238, 0." in said
+    assert "no fault. Last to arrive: rank 2." in said
+    assert "They place the fault" not in said
+    assert printed.verdict is StackVerdict.GOES_ON
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(7.0, "S"), (0.4, "T")])
+def test_a_rank_that_stands_still_is_named_before_an_incident_is_open(
+    age_s: float, state: str, directory: JobDirectory, sim: Sim, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the age of the newest step, and by a process that is stopped whatever that is."""
+    sim.hang_rank(2, shows=lambda order: doing(2, "n3", "forward@/home/me/model.py", state=state))
+    leaves(directory, 238, age_s)
+    with controller(directory, sim):
+        assert main(["stacks", str(directory.path)]) == ExitCode.SUCCESS
+    said = capsys.readouterr().out
+    assert "since step 238 (usual 2 s); no incident is open yet." in said
+    assert "They place the fault at rank 2" in said
+    assert "goes on" not in said
+
+
+def test_a_step_that_is_made_between_two_looks_shows_that_training_goes_on() -> None:
+    newest = NewestStep(step=9, age_s=60.0, usual_s=0.1, has_moved=True)
+    assert newest.is_fresh
+    assert not structs.replace(newest, has_moved=False).is_fresh
 
 
 def test_whole_stacks_are_there_when_asked_for(
