@@ -56,7 +56,8 @@ class Drills:
             step=world.steps_here,
             by=drill.by,
         )
-        promised = promise(event, context.state, context.rules, self._monitor.hang_s(now))
+        hang_s = min(self._monitor.hang_s(now), context.config.detect.phase_s)  # finite: people wait for it
+        promised = promise(event, context.state, context.rules, hang_s)
         if drill.plan:
             return msg.DrillReply(ok=True, text=f"{fault.value} on {what}", node=node, promise=promised)
         context.record(structs.replace(event, promise=promised))

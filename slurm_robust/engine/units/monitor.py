@@ -67,11 +67,6 @@ class Monitor:
         self._checked = now.mono
         return self._inspection(now) or self._numbers(now)
 
-    def hang_s(self, now: Now) -> float:
-        """Return how long there may be no step until training is taken for hanging."""
-        self._follow(now)
-        return min(self._pace.bound(now.mono)[0], self._context.config.detect.phase_s)
-
     def excuse(self, seconds: float, now: Now, *, stood_still: bool = False) -> None:
         """Give training time to get going: a cut network, silent storage or Slurm held it up for so long.
 
