@@ -65,8 +65,8 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
     "cli": (
-        "util model config slurm templates terminal analysis sandbox diagnostics doctor notify drills updates "
-        "inventory report trainings fleet controller run admin"
+        "util model config slurm templates terminal analysis sandbox diagnostics doctor notify drills "
+        "updates inventory report trainings fleet controller run admin"
     ),
 }
 # A unit that no other may import: fakes for tests of ours and of users.
