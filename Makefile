@@ -11,7 +11,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SROBUST_REQUIRE_CLUSTER=$(R
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint docs test test-unit test-cluster test-gpu test-slurm test-versions demo bench bench-gpu matrix matrix-code soak packages clean
+.PHONY: help setup lint docs test test-unit test-cluster test-gpu test-slurm test-versions demo bench bench-gpu matrix matrix-code soak packages release clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ soak: setup ## Node health with faults, living nodes that seem dead, a storm of 
 packages: ## Build the .deb and the .rpm of the side of nodes into dist/ (root installs rpmbuild).
 	@tools/setup.sh rpmbuild rpm
 	packaging/build.sh deb rpm
+
+# Pushes and uploads nothing. VERSION is in slurm_robust/version.py and has notes in CHANGELOG.md.
+release: setup ## Test and build wheel, sdist, .deb and .rpm into dist/, and tag the commit: VERSION=0.2.0.
+	tools/release.sh "$(VERSION)"
 
 clean: ## Remove what was built, except .venv.
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

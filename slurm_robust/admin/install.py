@@ -17,8 +17,9 @@ from slurm_robust import __version__
 from slurm_robust.admin import items, slurmconf, verify
 from slurm_robust.admin.files import FileChange, InstallError
 from slurm_robust.admin.items import Layout
-from slurm_robust.admin.site import Site, is_packaged, must_be_root
+from slurm_robust.admin.site import Site, must_be_root
 from slurm_robust.admin.verify import matches
+from slurm_robust.home import is_packaged
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust

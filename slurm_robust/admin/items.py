@@ -27,7 +27,6 @@ TIMER = "slurm-robust.timer"
 WATCH = "slurm-robust-watch.service"
 UNIT_FILES = ("slurm-robust.service", TIMER, WATCH)
 DROP_INS = tuple(f"{ETC}/{name}.d" for name in ("conf", "checks", "prolog", "epilog", "periodic"))
-PACKAGE_TREE = Path("/usr/lib/slurm-robust")
 
 _PROGRAM = re.compile("@[A-Z_]+@")
 _SETTING = re.compile(r"^(SROBUST_NODE|here)=.*$", re.MULTILINE)

@@ -12,6 +12,7 @@ from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError, Tree, write_whole
 from slurm_robust.config import nodefile
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.home import PACKAGE_TREE, is_packaged
 from slurm_robust.hooks.environment import slurm_environment
 from slurm_robust.kernel import mountinfo
 from slurm_robust.kernel.host import Host
@@ -191,15 +192,10 @@ def find_node_command() -> str:
 def module_folders() -> tuple[str, ...]:
     """Return the folders from which this program imports modules."""
     if is_packaged():
-        return (str(items.PACKAGE_TREE),)
+        return (str(PACKAGE_TREE),)
     own = str(items.DATA.parents[1])
     others = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
     return tuple(dict.fromkeys((own, *others)))
-
-
-def is_packaged() -> bool:
-    """Return whether this very program is of a .deb or .rpm."""
-    return Path(__file__).resolve().is_relative_to(items.PACKAGE_TREE)
 
 
 def must_be_root(what: str) -> None:

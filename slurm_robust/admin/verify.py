@@ -14,9 +14,10 @@ from pathlib import Path
 from slurm_robust import __version__
 from slurm_robust.admin import items
 from slurm_robust.admin.files import FileAction, Tree
-from slurm_robust.admin.site import Site, is_packaged
+from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
+from slurm_robust.home import is_packaged
 from slurm_robust.hooks.allocation import log_file
 from slurm_robust.hooks.drain_lock import try_drain_lock
 from slurm_robust.hooks.times import (

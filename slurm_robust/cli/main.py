@@ -17,11 +17,28 @@ from slurm_robust import __version__
 from slurm_robust.cli.commands import GROUPS, HELP
 from slurm_robust.cli.parsing import Commands, Parser, add_command
 from slurm_robust.cli.words import parse
+from slurm_robust.home import is_packaged
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.util.checkout import in_full
 from slurm_robust.util.text import message, visible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What is left to the last line of defence of these is standard output's: commands handle their own files."""
+
+_OF_TRAININGS = ("run", "replay", "diagnose")
+"""What only the environment of a training can carry out: it has PyTorch."""
+
+
+class NodeSide(SrobustError):
+    """This program is of the node's package, and the command is not for it."""
+
+    fix = (
+        "activate the environment of your training, so that 'command -v srobust' names the one in it "
+        "(pip install 'slurm_robust[train]')"
+    )
+
+    def __init__(self, command: str) -> None:
+        super().__init__(f"this srobust is the node's side, without PyTorch: it cannot {command}")
 
 
 class _AllCommands(Parser):
@@ -73,7 +90,7 @@ def _add_help(commands: Commands) -> None:
 
 
 def _version(_: argparse.Namespace) -> int:
-    print(f"srobust {__version__}")
+    print(f"srobust {in_full(__version__)}")
     return ExitCode.SUCCESS
 
 
@@ -120,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["help"] and not {"-h", "--help"} & {*words}:
             words = [*words[1:], "--help"]
+        if words == ["--version"]:
+            words = ["version"]
+        if words[:1] and words[0] in _OF_TRAININGS and is_packaged() and not {"-h", "--help"} & {*words}:
+            raise NodeSide(words[0])
         args = parse(make_parser(next((word for word in words if not word.startswith("-")), "")), words)
         if getattr(args, "or_default_job", False) and args.job is None and not getattr(args, "all", False):
             args.job = _default_job(args)

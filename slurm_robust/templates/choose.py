@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.values import parse_time_limit, time_limit_text
 from slurm_robust.templates.offer import Offer, Partition
-from slurm_robust.util.text import count
+from slurm_robust.util.text import count, near
 
 _TRAINING = 4
 """Nodes that train, if nobody says how many."""
@@ -76,7 +75,7 @@ def _partition(wish: Wish, offer: Offer) -> Partition | None:
             if one.name == wish.partition:
                 return one
         if names and "," not in wish.partition:
-            likely = difflib.get_close_matches(wish.partition, names, 1) or names
+            likely = near(wish.partition, names) or names
             raise CannotChoose(
                 f"Slurm has no partition {wish.partition!r}", fix=f"--partition {' or '.join(likely)}"
             )

@@ -119,6 +119,8 @@ def works_by_hand(cluster: Cluster) -> None:
     launcher = cluster.run("n1", "cat", "/usr/bin/srobust-node")
     assert launcher.startswith("#!/usr/bin/python3")
     cluster.run("n1", "/usr/lib/slurm-robust/python", "-m", "slurm_robust.cli", "version")
+    said = cluster.refused("n1", "/usr/bin/srobust", "run", "train.py")
+    assert "activate the environment of your training" in said
     assert "srobust" in cluster.run("n1", "zcat", "/usr/share/man/man8/srobust-node.8.gz")
     doc = "/usr/share/doc/slurm-robust"
     assert "Mozilla Public License" in cluster.run("n1", "cat", f"{doc}/copyright")

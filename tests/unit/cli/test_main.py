@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust import home
 from slurm_robust.cli import main as cli
 from slurm_robust.cli.commands import GROUPS
 from slurm_robust.cli.main import main, make_parser
@@ -109,9 +110,7 @@ def test_help_as_everybody_asks_for_it(command: str, capsys: pytest.CaptureFixtu
 
 
 def test_the_version_as_everybody_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
+    assert main(["--version"]) == 0
     asked = capsys.readouterr().out
     assert main(["version"]) == 0
     assert capsys.readouterr().out == asked
@@ -412,3 +411,16 @@ def test_time_spans_are_read_as_people_and_slurm_write_them(text: str, seconds: 
 def test_what_is_no_time_span_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no time span"):
         span(text)
+
+
+@pytest.mark.parametrize("command", ["run", "replay", "diagnose"])
+def test_the_node_s_side_says_that_a_training_has_another_srobust(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "PACKAGE_TREE", Path(home.__file__).parent)
+    assert main([command, "train.py"]) == ExitCode.REFUSED
+    said = capsys.readouterr().err
+    assert f"this srobust is the node's side, without PyTorch: it cannot {command}" in said
+    assert "fix: activate the environment of your training" in said
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
