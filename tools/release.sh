@@ -9,13 +9,16 @@ readonly VERSION=${1:-} PYTHON=.venv/bin/python TREE=build/release
 fail() { echo "release: $*" >&2; exit 1; }
 say() { echo "release: $*" >&2; }
 
-notes() { awk -v head="## $VERSION — " 'index($0, head) == 1 {on = 1; next} /^## / {on = 0} on' CHANGELOG.md; }
+# What CHANGELOG.md has below a heading that begins so.
+below() { awk -v head="## $1" 'index($0, head) == 1 {on = 1; next} /^## / {on = 0} on' CHANGELOG.md; }
+is_blank() { [ -z "$(tr -d '[:space:]')" ]; }
 
 check() {
     [[ $VERSION =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "which one? make release VERSION=0.2.0"
     [ -z "$(git status --porcelain)" ] || fail "the tree is not clean: commit what it has, or remove it"
     grep -qx "__version__ = \"$VERSION\"" slurm_robust/version.py || fail "slurm_robust/version.py says another version"
-    [ -n "$(notes | tr -d '[:space:]')" ] || fail "CHANGELOG.md has no notes under '## $VERSION — DATE'"
+    below "$VERSION — " | is_blank && fail "CHANGELOG.md has no notes under '## $VERSION — DATE'"
+    below Unreleased | is_blank || fail "CHANGELOG.md has lines under Unreleased: move them below $VERSION"
     if git rev-parse --quiet --verify "refs/tags/v$VERSION" >/dev/null; then
         [ "$(git rev-parse "v$VERSION^{commit}")" = "$(git rev-parse HEAD)" ] || fail "v$VERSION is another commit"
     fi
@@ -49,6 +52,6 @@ run_tests
 build
 git tag --list "v$VERSION" | grep -q . || git tag --annotate --message "slurm_robust $VERSION" "v$VERSION"
 echo "slurm_robust $VERSION"
-notes
+below "$VERSION — "
 cat dist/SHA256SUMS
 say "dist/ is ready, and the commit is tagged; to publish: git push origin v$VERSION, and upload dist/"

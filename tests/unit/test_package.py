@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.home import HOME, page, with_addresses
+from slurm_robust.util.text import version_numbers
 from slurm_robust.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +90,57 @@ def test_a_page_that_is_named_exists(where: str, name: str) -> None:
     assert not anchor or anchor in anchors(found.read_text()), f"{where} names {page(name)}"
 
 
+# -- notes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_release_has_a_date_and_notes_below_what_is_not_released() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    _, *sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    heads, bodies = sections[::2], sections[1::2]
+    assert heads[0] == "Unreleased"
+    assert re.fullmatch(r"\d+\.\d+\.\d+ — 20\d\d-\d\d-\d\d", heads[1])
+    assert bodies[1].count("\n- ") > 3
+    assert version_numbers(heads[1]) <= version_numbers(__version__)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [("", "which one?"), ("0.2", "which one?"), (TAG, "slurm_robust/version.py says another version")],
+)
+def test_a_release_that_does_not_fit_the_tree_is_refused(clean: Path, version: str, why: str) -> None:
+    assert why in refused(clean, version)
+
+
+def test_a_release_of_a_changed_tree_is_refused(clean: Path) -> None:
+    (clean / "CHANGELOG.md").write_text("changed")
+    assert "the tree is not clean" in refused(clean, __version__)
+
+
+def test_a_release_whose_notes_stand_under_unreleased_is_refused(clean: Path) -> None:
+    notes = f"## Unreleased\n\n- New\n\n## {__version__} — 2026-11-30\n\n- Old\n"
+    (clean / "CHANGELOG.md").write_text(notes)
+    git(clean, "commit", "-qam", "Notes")
+    assert "has lines under Unreleased" in refused(clean, __version__)
+
+
+def refused(tree: Path, version: str) -> str:
+    command = ["tools/release.sh", *filter(None, [version])]
+    done = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert git(tree, "tag") == "", "nothing is tagged"
+    return done.stderr
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """A clean tree with what a release looks at before it builds."""
+    for name in ("tools/release.sh", "slurm_robust/version.py", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    commit(tmp_path)
+    return tmp_path
+
+
 # -- builds --------------------------------------------------------------------------------------------------
 
 
@@ -105,17 +158,24 @@ def run(folder: Path, *command: str | Path, **environ: str) -> str:
     return done.stdout.strip()
 
 
+def git(folder: Path, *words: str) -> str:
+    return run(folder, "git", "-c", "user.name=x", "-c", "user.email=x@example.org", *words)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "Release")
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this tree, as a release of its own."""
     pytest.importorskip("setuptools_scm", reason="make setup")
     copy = tmp_path_factory.mktemp("tree")
     run(ROOT, "sh", "-c", f"git ls-files -zco --exclude-standard | tar --null -T- -cf- | tar -xf- -C {copy}")
-    git = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org")
-    run(copy, *git, "init", "-q")
-    run(copy, *git, "add", "-A")
-    run(copy, *git, "commit", "-qm", "Release")
-    run(copy, *git, "tag", f"v{TAG}")
+    commit(copy)
+    git(copy, "tag", f"v{TAG}")
     return copy
 
 
@@ -155,6 +215,18 @@ def test_a_build_holds_the_files_that_links_of_the_tree_lead_to(built: dict[str,
         assert not any(member.issym() or member.islnk() for member in source)
         packed = {name: source.extractfile(f"slurm_robust-{TAG}/{name}") for name in files}
         assert {name: file.read() for name, file in packed.items() if file is not None} == files
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_writes_the_files_of_a_first_job(built: dict[str, Path], tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:
+        wheel.extractall(site)
+    srobust = (sys.executable, "-m", "slurm_robust.cli")
+    installed = {"PYTHONPATH": str(site), "PATH": "/nowhere"}
+    assert run(tmp_path, *srobust, "version", **installed) == f"srobust {TAG}"
+    run(tmp_path, *srobust, "init", "chained", "--yes", **installed)
+    assert {"train-chained.sbatch", "job.yaml"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.slow
