@@ -14,6 +14,7 @@ from slurm_robust.releases.manifest import CodeManifest
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.unpack import opened, read_manifest, unpack
 from slurm_robust.util.files import write_atomically
+from slurm_robust.worker import sitecustomize
 from slurm_robust.worker.copied import CONTENT, CopiedCode, CopyContent, editable_links, editable_tables
 
 
@@ -28,6 +29,8 @@ def make_copy(store: ReleaseStore, release: Release, place: Path) -> CopiedCode:
         workdir=release.workdir,
     )
     _link_editables(copy)
+    if release.kind is CommandKind.EXEC:
+        _link(copy, {os.path.basename(sitecustomize.__file__): sitecustomize.__file__})
     content = CopyContent(
         copy=copy,
         files={file.path: (file.nbytes, file.mtime) for file in manifest.files},
@@ -57,10 +60,13 @@ def cannot_run_in(base: Path, manifest: CodeManifest, release: Release) -> bool:
 
 def _link_editables(copy: CopiedCode) -> None:
     links = editable_links(copy, editable_tables(sys.modules))
-    if not links:
-        return
-    os.makedirs(copy.links, exist_ok=True)
+    _link(copy, {name: os.path.relpath(target, copy.links) for name, target in links.items()})
+
+
+def _link(copy: CopiedCode, links: dict[str, str]) -> None:
+    if links:
+        os.makedirs(copy.links, exist_ok=True)
     for name, target in links.items():
         place = os.path.join(copy.links, name)
         if not os.path.lexists(place):
-            os.symlink(os.path.relpath(target, copy.links), place)
+            os.symlink(target, place)

@@ -37,6 +37,7 @@ class Creations:
         self._within = f"{copy.place}/"
         self._lstat, self._unlink, self._replace = os.lstat, os.unlink, os.replace
         self._released: dict[bytes, tuple[int, int]] | None = None  # read when it is needed
+        self._leads_torch = False
 
     def begin(self) -> None:
         """Begin, in this process and its forks."""
@@ -48,14 +49,22 @@ class Creations:
         for name in ("unlink", "remove", "rmdir"):
             _patch(name, self._removing(getattr(os, name)))
         setattr(shutil, "rmtree", self._removing(shutil.rmtree))  # noqa: B010 - it has a type of its own
+        self._lead_torch()
         sys.addaudithook(self._audit)
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.save = sys.modules["torch.serialization"].save = self._saving(torch.save)  # type: ignore[attr-defined]
+
+    def _lead_torch(self) -> None:
+        """Direct ``torch.save``, once torch is imported so far that there is one."""
+        torch: Any = sys.modules.get("torch")
+        if (save := getattr(torch, "save", None)) is not None:
+            self._leads_torch = True
+            torch.save = sys.modules["torch.serialization"].save = self._saving(save)  # type: ignore[attr-defined]
 
     # -- what is called ----------------------------------------------------------------------------
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
+            if not self._leads_torch:
+                self._lead_torch()
             path, _, flags = args
             self._before_opening(path, flags if isinstance(flags, int) else 0)
         elif event == "sqlite3.connect":

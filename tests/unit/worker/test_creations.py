@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.creations import Creations
 from tests.unit.worker.copied_code import Code
 from tests.users import NOBODY, as_root, run_as
@@ -239,3 +240,56 @@ def test_processes_that_make_the_same_folder_all_succeed(script: Scripts) -> Non
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     assert [(rank.communicate()[1], rank.returncode) for rank in ranks] == [("", 0)] * 4
     assert len(os.listdir(script.origin("out"))) == 50
+
+
+# -- programs that are Python -----------------------------------------------------------------------------
+
+_PROGRAM = """
+import os, pathlib, subprocess, sys
+here = pathlib.Path(__file__).parent
+(here / "out").mkdir()
+(here / "out/x").write_text("x")
+fd = os.open(here / "log.bin", os.O_CREAT | os.O_WRONLY)
+subprocess.run([sys.executable, "-c", f"open({str(here / 'child.txt')!r}, 'w')"], check=True)
+print(getattr(sys, "own", "none"))
+"""
+
+
+def _run_program(code: Code, *path: Path) -> str:
+    copy = code.release(sys.executable, "train.py", kind=CommandKind.EXEC)
+    own = os.pathsep.join(map(str, path)) or None
+    done = subprocess.run(
+        copy.command(CommandKind.EXEC, (sys.executable, "train.py"), str(code.folder)),
+        env={"PYTHONPATH": copy.python_path(None, (), str(code.folder)) + (f":{own}" if own else "")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_what_a_program_in_python_and_its_children_create_is_in_its_real_place(tmp_path: Path) -> None:
+    code = Code(tmp_path)
+    code.write({"train.py": _PROGRAM})
+    _run_program(code)
+    assert {"out", "log.bin", "child.txt"} <= set(os.listdir(code.folder))
+    assert (code.folder / "out/x").read_text() == "x"
+
+
+def test_a_program_in_python_runs_its_own_sitecustomize_as_well(tmp_path: Path) -> None:
+    code = Code(tmp_path)
+    code.write({"train.py": _PROGRAM})
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own = 'its own'")
+    assert _run_program(code, own) == "its own\n"
+    assert (code.folder / "child.txt").is_file()
+
+
+@pytest.mark.slow
+def test_what_torch_saves_in_a_program_that_imports_it_later_is_in_its_real_place(tmp_path: Path) -> None:
+    code = Code(tmp_path)
+    code.write({"train.py": "import torch\ntorch.save({}, __file__.replace('train.py', 'last.pt'))"})
+    _run_program(code)
+    assert (code.folder / "last.pt").stat().st_size > 100
