@@ -248,6 +248,7 @@ class Rehearsals:
             reason=reason,
             took_s=round(now - self._began, 1),
             traceback=trace,
+            confined=_WRITES in reason,
         )
         return RehearsalOver(rehearsal=rehearsal, pid=self.end())
 

@@ -30,6 +30,8 @@ class Rehearsal(Record):
     """Whose code it ran, "" for the command in its place."""
     traceback: str = ""
     """Of its failure."""
+    confined: bool = False
+    """It failed at what may be forbidden to rehearsals only."""
 
 
 class StandbyStage(str, Enum):

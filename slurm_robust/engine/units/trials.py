@@ -265,7 +265,10 @@ class Trials:
     def _conclude(
         self, trial: _Trial, update: ev.UpdateRequested, steps: _Steps, seen: Rehearsal, now: Now
     ) -> None:
-        """Take in how a rehearsal went. A failure counts only if the release that runs can be rehearsed."""
+        """Take in how a rehearsal went. A failure counts only if the release that runs can be rehearsed.
+
+        What is forbidden to rehearsals says nothing: the release that runs may have done it before it was.
+        """
         has_passed, is_known = seen.state is RehearsalState.PASSED, self._runs_in_rehearsals()
         # Without steps that can be counted no rehearsal ends before its time, and that is no failure.
         was_late = seen.took_s >= round(steps.limit_s, 1)
@@ -277,7 +280,7 @@ class Trials:
                 self._end_steps(trial, update, why, now)
         elif has_passed:
             self._pass(update, now.mono - trial.began, tuple(trial.untried), now)
-        elif seen.state is RehearsalState.FAILED and not was_late:
+        elif seen.state is RehearsalState.FAILED and not was_late and not seen.confined:
             trial.failed, trial.failed_on, trial.steps = seen, steps.node, None
             if is_known:
                 self._refuse_steps(trial, update, now)

@@ -92,6 +92,8 @@ class SimulatedRelease(Record):
     """Nodes on which its imports fail, and why."""
     rehearsal: str = ""
     """Why rehearsals of it fail; they pass without."""
+    confined: bool = False
+    """Rehearsals of it fail at what is forbidden to them only."""
     fails_at: int = -1
     """The first step after which one of its ranks raises an exception; -1: none does."""
     hangs_at: int = -1

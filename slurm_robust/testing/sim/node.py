@@ -753,7 +753,9 @@ class SimAgent:
             why = why or ("it was not done in time" if release.stepless else "")
             short = RehearsalState.IMPOSSIBLE if order.beside and release.stepless else RehearsalState.FAILED
             state = short if why else RehearsalState.PASSED
-            rehearsal = Rehearsal(number=number, state=state, reason=why, took_s=took_s)
+            rehearsal = Rehearsal(
+                number=number, state=state, reason=why, took_s=took_s, confined=release.confined
+            )
             self.take(do.RehearsalOver(rehearsal=rehearsal, pid=0))
 
         self._after((order.limit_s, order.limit_s + 0.5) if release.stepless else REHEARSAL_S, over)

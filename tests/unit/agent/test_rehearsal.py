@@ -239,6 +239,7 @@ def test_what_else_would_change_a_file_is_refused(make_job: MakeJob) -> None:
     assert found.state is RehearsalState.FAILED
     assert "PermissionError at train.py:1" in found.reason
     assert "standby.rehearse_writes" in found.reason
+    assert found.confined
     assert not (job.folder / "results").exists()
 
 

@@ -259,6 +259,16 @@ def test_a_script_that_no_rehearsal_fits_is_not_refused_for_that() -> None:
     is_applied(sim)
 
 
+def test_what_a_rehearsal_forbids_leaves_the_first_steps_untried() -> None:
+    """The release that runs passes: its copy was made before the file that it writes to was there."""
+    sim = job()
+    sim.has_release(SECOND, SimulatedRelease(rehearsal="PermissionError: log.bin", confined=True))
+    sim.update(SECOND)
+    found = is_tried(sim)
+    assert (found.ok, found.untried) == (True, ("its first steps: PermissionError: log.bin",))
+    is_applied(sim)
+
+
 def test_ranks_that_need_all_gpus_leave_the_first_steps_untried_without_a_standby() -> None:
     sim = job(gpus_per_node=8)
     sim.update(SECOND)
