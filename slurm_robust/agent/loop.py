@@ -612,7 +612,7 @@ class Agent:
             case SweepGroups():
                 self._launcher.sweep()
             case ReadTail(generation=generation, rank=rank):
-                self._files.submit(partial(_tail, self._setup.job, generation, rank))
+                self._files.submit(partial(_tail, self._setup.job, generation, rank, time.time()))
             case RequestCheckpoint(step=step, hold_s=hold_s):
                 self._steps.request_checkpoint(step, hold_s)
             case Pace(stride=stride, local_stride=local):
@@ -742,6 +742,11 @@ class Agent:
         self._book.port = self._ports.port
 
 
-def _tail(job: JobDirectory, generation: int, rank: int) -> TailRead:
+def _tail(job: JobDirectory, generation: int, rank: int, ended: float) -> TailRead:
+    """Read the last lines of a worker that had ``ended`` by the wall clock."""
     paths = tuple(job.worker_log(generation, rank, stream) for stream in ("err", "out"))
-    return TailRead(generation=generation, rank=rank, lines=read_tail(paths))
+    lines = read_tail(paths)
+    found = [path.stat() for path in paths if lines and path.exists()]
+    wrote = next((one.st_mtime for one in found if one.st_size), None)
+    quiet_s = None if wrote is None else max(0.0, ended - wrote)
+    return TailRead(generation=generation, rank=rank, lines=lines, quiet_s=quiet_s)

@@ -493,7 +493,7 @@ class AgentState:
         worker = self.workers.get(tail.rank)
         if worker is None or worker.exit is None or tail.generation != self.generation or not tail.lines:
             return []
-        worker.exit = structs.replace(worker.exit, tail=tail.lines)
+        worker.exit = structs.replace(worker.exit, tail=tail.lines, quiet_s=tail.quiet_s)
         return [SendHeartbeat()]
 
     def _on_gpus(self, held: str, now: float) -> list[Instruction]:

@@ -42,6 +42,8 @@ class TailRead(Record):
     generation: int
     rank: int
     lines: tuple[str, ...]
+    quiet_s: float | None = None
+    """As in :class:`~slurm_robust.model.exits.WorkerExit`."""
 
 
 class GpusReported(Record):

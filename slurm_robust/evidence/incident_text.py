@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -26,6 +27,21 @@ MAX_LINES = 20
 
 MAX_ALIKE = 8
 """Entries of one kind that are shown in a row: a thousand nodes may say the same."""
+
+MAX_WHAT = 120
+"""Characters of what was seen, in short."""
+
+_PLAIN = frozenset(
+    each.value for each in (inc.Symptom.WORKER_EXIT, inc.Symptom.USER_EXCEPTION, inc.Symptom.NODE_LOST)
+)
+# What is seen of these says by itself what it is.
+_GENERATION = re.compile(r" \(generation \d+\)")
+
+_STANDING = ("inspection: kernel log not read", "inspection: default limits are used", "the kernels of ")
+"""Beginnings of notes that say how things stand in each run, and nothing of what went wrong."""
+
+_NOT_DEAD = "no beacon of the agent of "
+"""The beginning of a note that a job's own requeue causes when it ends its agents."""
 
 RUNGS = {  # of the recovery ladder, by the evidence that each decides from
     1: "what was observed",
@@ -75,6 +91,11 @@ class IncidentRow(Record):
     why: str = ""
     """Why the first of them is a fault (a limit, and where it comes from); "" if it says all."""
 
+    what: str = ""
+    """What was seen first, in short."""
+    lost_s: float | None = None
+    """From the fault to the first new step; None if there is none yet."""
+
     @property
     def name(self) -> str:
         """The name by which a person asks for it: ``3``, or ``4711/3`` among those of several jobs."""
@@ -120,6 +141,8 @@ def incident_row(report: IncidentReport) -> IncidentRow:
         symptom=report.symptom,
         signs=report.signs,
         why=report.why,
+        what=what(report),
+        lost_s=_lost_s(report),
         blamed=blamed(report),
         suspects=report.suspects,
         done=done(report),
@@ -129,6 +152,12 @@ def incident_row(report: IncidentReport) -> IncidentRow:
         recover_s=report.recover_s,
         steps_repeated=report.steps_repeated,
     )
+
+
+def _lost_s(report: IncidentReport) -> float | None:
+    if report.recover_s is None:
+        return None
+    return report.detect_s + (report.localise_s or 0.0) + report.recover_s
 
 
 def facts(report: IncidentReport) -> list[tuple[str, str]]:
@@ -146,6 +175,13 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
         ("times", times(report)),
         *([("next", fix)] if (fix := _way_out(report)) else []),
     ]
+
+
+def what(report: IncidentReport) -> str:
+    """Return what was seen first, in short: ``rank 2: SIGKILL on n3``, ``hang: no step for 26 s``."""
+    seen = first_sentence(_GENERATION.sub("", report.signs[0]), most=MAX_WHAT).removesuffix(" …")
+    more = f"; {len(report.signs) - 1} more" if report.signs[1:] else ""
+    return one_line(f"{seen}{more}" if report.symptom in _PLAIN else f"{report.symptom}: {seen}{more}")
 
 
 def _way_out(report: IncidentReport) -> str:
@@ -233,9 +269,12 @@ def deciding_lines(report: IncidentReport) -> tuple[str, list[str]]:
     if report.root is None:
         return "", []
     exit = report.root.exit
+    name = one_line(f"{exit.describe()} on {report.root.node}")
+    if exit.says_nothing:
+        return name, [f"(it {exit.says_nothing}; '--logs' shows what it wrote before)"]
     text = exit.error.traceback if exit.error is not None else ""
     lines = clean_log(text).rstrip().split("\n") if text else [clean_log(line) for line in exit.tail]
-    return one_line(f"{exit.describe()} on {report.root.node}"), lines[-MAX_LINES:]
+    return name, lines[-MAX_LINES:]
 
 
 def actions_text(decided: ev.Decided) -> str:
@@ -294,8 +333,8 @@ def _action(action: inc.Action) -> str:
 def timeline(report: IncidentReport) -> list[TimelineEntry]:
     """Return what happened, in the order in which the controller learned of it."""
     every = (
-        TimelineEntry(t=event.t, after_s=event.t - report.t, what=what, text=one_line(text))
-        for event in report.events
+        TimelineEntry(t=event.t, after_s=_after(event.t - report.t), what=what, text=one_line(text))
+        for event in _told(report)
         for what, text in _entry(event, report)
     )
     found = []
@@ -307,10 +346,38 @@ def timeline(report: IncidentReport) -> list[TimelineEntry]:
     return found
 
 
+def _after(seconds: float) -> float:
+    """Return the seconds as a table with one decimal shows them: never as -0.0."""
+    return seconds if abs(seconds) >= 0.05 else 0.0
+
+
+def _told(report: IncidentReport) -> Iterator[ev.AnyEvent]:
+    """Yield its events; of the notes only those that tell of it, and equal ones of several nodes as one."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for event in report.events:
+        if isinstance(event, ev.Noted) and event.node:
+            alike[event.text].append(event.node)
+    requeued = False
+    for event in report.events:
+        if isinstance(event, ev.RequeueStarted | ev.AllocationTaken):
+            requeued = isinstance(event, ev.RequeueStarted)
+        if isinstance(event, ev.Noted):
+            if event.text.startswith(_STANDING) or event.text in report.signs:
+                continue
+            if requeued and event.text.startswith(_NOT_DEAD):
+                continue
+            if event.node:
+                nodes = alike.pop(event.text, [])
+                if not nodes:
+                    continue
+                event = msgspec.structs.replace(event, node=fold(nodes))
+        yield event
+
+
 def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, str]]:
     match event:
         case ev.IncidentOpened():
-            yield "first sign", f"{event.symptom.value}: {event.detail}"
+            yield "first sign", f"{event.symptom.value}: {first_sentence(event.detail)}"
         case ev.SymptomAdded():
             yield "also seen", f"{event.symptom.value}: {event.detail}"
         case ev.GenerationEnded():

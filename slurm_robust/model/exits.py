@@ -33,6 +33,10 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+QUIET_S = 3.0
+"""Lines that are older than this when a signal ends their writer have nothing to do with it."""
+
+
 class WorkerExit(Record):
     """End of one worker process, by an exit code or by a signal."""
 
@@ -46,6 +50,8 @@ class WorkerExit(Record):
     error: WorkerError | None = None
     tail: tuple[str, ...] = ()
     """The last lines of its output."""
+    quiet_s: float | None = None
+    """How long before its end it wrote the last of them, None if that is not known."""
     oom: str = ""
     """The kernel had killed it, or a child, for want of memory: how that is known."""
     taken: str = ""
@@ -55,6 +61,16 @@ class WorkerExit(Record):
     def failed(self) -> bool:
         """True unless the worker ended by itself with code 0."""
         return self.code != 0
+
+    @property
+    def says_nothing(self) -> str:
+        """Why its last lines do not explain its end, ``wrote no error message in its last 8 s``; else "".
+
+        What a signal kills cannot say why; its last lines may be an old warning.
+        """
+        if self.signal is None or self.error is not None or self.quiet_s is None or self.quiet_s < QUIET_S:
+            return ""
+        return f"wrote no error message in its last {self.quiet_s:.0f} s"
 
     def describe(self) -> str:
         """Return one short line: ``rank 2: SIGKILL``, ``rank 0: ValueError at train.py:12``."""

@@ -28,8 +28,8 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.report.hookseen import seen_of, told
+from slurm_robust.report.incident_table import INCIDENT_STYLES, incident_table
 from slurm_robust.report.job_view import JobView
-from slurm_robust.report.status import INCIDENT_STYLES, incident_table
 from slurm_robust.report.together import all_incidents
 from slurm_robust.report.updates import update_table
 from slurm_robust.slurm.client import SlurmClient
@@ -254,6 +254,11 @@ def _parts(bundle: Bundle) -> Iterator[RenderableType]:
         one_line(f"); the job: {bundle.job}"),
     )
     yield facts_table(bundle.facts.items(), indent="  ")
+    root, lines = incident_text.deciding_lines(report)
+    last_lines = section(f"Last lines of {root}", *map(indented, lines)) if root else ()
+    raised = report.root is not None and report.root.exit.error is not None
+    if raised:  # what a program raised says more than anything that was done about it
+        yield from last_lines
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
@@ -264,10 +269,8 @@ def _parts(bundle: Bundle) -> Iterator[RenderableType]:
         table.add_row(f"  {clock(entry.t)}", f"{entry.after_s:.1f}", entry.what, Text(entry.text))
     yield from section("In order (time, seconds since the first sign)", table)
 
-    root, lines = incident_text.deciding_lines(report)
-    if root:
-        shown = map(indented, lines) if lines else [indented("no output", "dim")]
-        yield from section(f"Last lines of {root}", *shown)
+    if not raised:
+        yield from last_lines
 
     alerts = list(alerts_text(bundle.alerts)) if bundle.alerts is not None else []
     if alerts:

@@ -15,9 +15,9 @@ from slurm_robust.ledger.classes import EFFECTIVE, NAMES
 from slurm_robust.ledger.summary import DRILL, Lost, Summary
 from slurm_robust.report.chapters import chapters_table
 from slurm_robust.report.hookseen import told
+from slurm_robust.report.incident_table import incident_table
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
-from slurm_robust.report.status import incident_table
 from slurm_robust.report.updates import update_table
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, plain_table, section
 from slurm_robust.trainings.jobs import ChapterRow

@@ -9,14 +9,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from msgspec import structs
-from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
-from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.live_status import release_of, update_of
 from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
@@ -59,7 +56,7 @@ from slurm_robust.report.situation import (
 )
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.terminal.console import MIN_WIDE, Bar, ByWidth, Paste, Screen, seconds, show
+from slurm_robust.terminal.console import Bar, Paste, Screen, show
 from slurm_robust.trainings.find import ReadJournal, find, load, place_of
 from slurm_robust.trainings.phase import CANCELLED, REQUEUED
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
@@ -439,49 +436,6 @@ def silent_channels(directory: JobDirectory, now: float) -> dict[str, str]:
         return {}
 
 
-INCIDENT_STYLES = {
-    IncidentStatus.OPEN: "bold yellow",
-    IncidentStatus.OVER: "green",
-    IncidentStatus.ENDED: "bold red",
-}
-
-
-def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) -> RenderableType:
-    """Return one row per incident, and the place of the reports; ``older``: incidents that are not shown."""
-    wide, narrow = (Table(box=box.SIMPLE_HEAD, expand=False, padding=0) for _ in range(2))
-    for table in (wide, narrow):
-        table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("when", no_wrap=True)
-        for name in ("seen", "blamed", "done"):
-            table.add_column(name, overflow="fold")
-    for name in ("detect\ns", "localise\ns", "recover\ns", "steps\nagain"):
-        wide.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        done = Text(row.done or "-")
-        if row.status is not IncidentStatus.OVER:
-            open_or_ended = row.outcome if row.status is IncidentStatus.OPEN else row.status.value
-            done.append(f"\n{open_or_ended}", style=INCIDENT_STYLES[row.status])
-        # Signs that followed the first mostly repeat it; the incident's report has them.
-        seen = one_line(f"{row.symptom}: {row.signs[0]}")
-        seen += f"; {len(row.signs) - 1} more" if row.signs[1:] else ""
-        when = date_and_time(row.t).partition("-")[2]
-        words = (row.name, when, Text(seen), Text(row.blamed), done)
-        narrow.add_row(*words)
-        wide.add_row(
-            *words,
-            seconds(row.detect_s),
-            seconds(row.localise_s),
-            seconds(row.recover_s),
-            "-" if row.steps_repeated is None else str(row.steps_repeated),
-        )
-    hint = f"'srobust incident {job_id} N' prints the report on one of them"
-    if rows and rows[0].job:
-        hint = f"'srobust incident {rows[-1].name}' prints the report on the last of them"
-    if older:
-        hint += f", 'srobust incidents {job_id}' lists all"
-    return Group(ByWidth(MIN_WIDE, wide, narrow), Text(hint, style="dim"))
-
-
 def render(status: Status) -> RenderableType:
     """Return the whole screen."""
     found = status.situation
@@ -627,7 +581,7 @@ def newest_incidents(job_id: int, rows: Sequence[IncidentRow], older: int) -> Re
     table.add_column(overflow="fold")
     for row in reversed(rows):
         cost = f" ({duration(row.recover_s)})" if row.recover_s is not None else ""
-        told = f"{row.symptom}: {row.signs[0]}" + (f": {row.done}" if row.done else "")
+        told = row.what + (f": {row.done}" if row.done else "")
         how = Text(f"{row.status.value}{cost}", style=INCIDENT_STYLES[row.status])
         table.add_row(f"  {row.number}", clock(row.t), how, Text(one_line(told)))
     hint = f"srobust incident {job_id} {rows[-1].number}"

@@ -234,6 +234,8 @@ class Stopping:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (lines := _last_lines(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
+        elif root is not None and (why := root.exit.says_nothing):
+            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; it {why}"))
         heartbeats = core.fleet.heartbeats(core.world.slots)
         unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
@@ -251,7 +253,9 @@ def _met_by_update(fault: Fault) -> Fault:
 
 
 def _last_lines(exit: WorkerExit) -> str:
-    """Return the last lines of a failed rank for the job's own output."""
+    """Return the last lines of a failed rank for the job's own output; "" if they do not explain its end."""
+    if exit.says_nothing:
+        return ""
     lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
     return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)
 

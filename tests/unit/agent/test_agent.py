@@ -242,6 +242,7 @@ def test_an_exception_of_a_script_comes_with_its_place(make_job: MakeJob) -> Non
     assert (error.type, error.message, error.file, error.line) == ("ValueError", "no", "train.py", 4)
     assert heartbeat.exits[0].tail[0] == "last words"
     assert heartbeat.exits[0].tail[-1] == "ValueError: no"
+    assert 0 <= there(heartbeat.exits[0].quiet_s) < 60
 
 
 BINDS = """

@@ -253,10 +253,11 @@ def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
     m = running()
     assert m.exited(1, signal=11) == [BEAT, ReadTail(generation=1, rank=1)]
     assert m.state.phase is Phase.RUNNING
-    tail = TailRead(generation=1, rank=1, lines=("Segmentation fault",))
+    tail = TailRead(generation=1, rank=1, lines=("Segmentation fault",), quiet_s=8.0)
     assert m.state.handle(tail, m.now) == [BEAT]
     (exit,) = m.state.workers.exits(m.now + 2.0)
     assert (exit.rank, exit.signal, exit.age_s, exit.tail) == (1, 11, 2.0, ("Segmentation fault",))
+    assert exit.quiet_s == 8.0
 
 
 def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_ourselves() -> None:

@@ -8,16 +8,22 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
+from slurm_robust.evidence import incident_text
+from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.model import events as ev
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import NodeExit, Symptom
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import incident_view
+from slurm_robust.report.incident_table import incident_table
 from slurm_robust.report.job_view import JobView
 from tests.unit.report import incident_journal
 
@@ -117,6 +123,80 @@ def test_an_open_incident_says_how_far_it_is(events: list[ev.AnyEvent], blamed: 
     (row,) = incident_view.listing(JobView(events=events), "recovering", None).incidents
     assert (row.blamed, row.outcome) == (blamed, outcome)
     assert outcome in listed(events, width=400)
+
+
+OPENED = next(event for event in KILL if isinstance(event, ev.IncidentOpened))
+PLACE = KILL.index(OPENED)
+BEFORE = [event for event in KILL[:PLACE] if not isinstance(event, ev.Noted)]
+
+
+def test_a_row_says_in_short_what_was_seen_and_what_it_cost() -> None:
+    long = "n2 is dead: no beacon for 0.81 s; its kernel answered no probe. " + "And more of it. " * 20
+    opened = replace(OPENED, symptom=Symptom.NODE_LOST, detail=long)
+    (row,) = incident_view.listing(JobView(events=[*KILL[:PLACE], opened]), "recovering", None).incidents
+    assert (row.what, row.lost_s) == ("n2 is dead: no beacon for 0.81 s", None)
+    (row,) = incident_view.listing(JobView(events=KILL), "training", None).incidents
+    assert row.lost_s == pytest.approx(row.detect_s + (row.localise_s or 0) + (row.recover_s or 0))
+    assert row.what == "rank 3 on n2: SIGKILL"
+
+
+def test_no_row_takes_more_than_six_lines_of_a_terminal() -> None:
+    words = " ".join(["word"] * 60)
+    (row,) = incident_view.listing(JobView(events=KILL), "training", None).incidents
+    one = replace(row, what=words, done=words, blamed="node gpu[0001-0004,0007-0009]")
+    lines = screen(incident_table(4711, [one, replace(one, number=2)]), 80).splitlines()
+    first, second = (n for n, line in enumerate(lines) if line.startswith((" 1 ", " 2 ")))
+    assert second - first <= 6
+    assert max(map(len, lines)) <= 80
+
+
+def noted(text: str, node: str = "", after: float = -1.0) -> ev.Noted:
+    return ev.Noted(t=OPENED.t + after, node=node, text=text)
+
+
+def texts_of(*notes: ev.Noted, more: Sequence[ev.AnyEvent] = ()) -> list[str]:
+    (report,) = incident_reports([*BEFORE, *notes, OPENED, *more])
+    return [entry.text for entry in incident_text.timeline(report)]
+
+
+def test_what_is_no_evidence_is_not_shown_as_evidence() -> None:
+    unread = "inspection: kernel log not read: /dev/kmsg: Operation not permitted"
+    standing = [noted(unread, f"n{i}") for i in range(1, 6)]
+    found = texts_of(*standing, noted("the kernels of n[1-5] answer probes by TCP"))
+    assert found == [f"worker exit: {OPENED.detail}"]
+    assert texts_of(noted(OPENED.detail, "n2")) == found, "what was seen stands once"
+
+
+def test_equal_notes_of_several_nodes_are_one_line() -> None:
+    found = texts_of(noted("the link is down", "n1"), noted("it is hot"), noted("the link is down", "n2"))
+    assert found[:2] == ["n[1-2]: the link is down", "it is hot"]
+
+
+def test_agents_that_a_requeue_ends_are_no_evidence() -> None:
+    text = "no beacon of the agent of n1 comes, but its kernel answers: the node is not dead"
+    silent = noted(text, after=4.0)
+    requeue = ev.RequeueStarted(t=OPENED.t + 3.0, exclude=("n1",), reason="no standby", failure=True)
+    assert text not in texts_of(more=[requeue, silent])
+    assert text in texts_of(more=[silent])
+
+
+def test_no_time_is_shown_as_minus_zero() -> None:
+    (report,) = incident_reports([*BEFORE, noted("x", after=-0.01), OPENED])
+    assert f"{incident_text.timeline(report)[0].after_s:.1f}" == "0.0"
+
+
+@pytest.mark.parametrize(("quiet_s", "shown"), [(8.2, False), (0.5, True), (None, True)])
+def test_an_old_warning_does_not_explain_a_kill(quiet_s: float | None, shown: bool) -> None:
+    warning = "find_unused_parameters=True was specified"
+    exit = WorkerExit(rank=3, signal=9, tail=(warning,), quiet_s=quiet_s)
+    failed = (NodeExit(node="n2", exit=exit),)
+    ended = ev.GenerationEnded(t=OPENED.t + 1.0, generation=1, reason="x", exits=failed)
+    (report,) = incident_reports([*KILL[:PLACE], OPENED, ended])
+    name, lines = incident_text.deciding_lines(report)
+    assert name == "rank 3: SIGKILL on n2"
+    assert (lines == [warning]) is shown
+    assert shown or "wrote no error message in its last 8 s" in lines[0]
+    assert not replace(exit, signal=None, code=1).says_nothing, "a program that ends may have said why before"
 
 
 def test_what_was_only_observed_is_not_reported_as_done(tmp_path: Path) -> None:
