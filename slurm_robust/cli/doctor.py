@@ -22,6 +22,8 @@ from slurm_robust.doctor.main import main, saved_s
 from slurm_robust.doctor.script import RobustRun, expands, read, run_of, unquoted
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import CommandKind
+from slurm_robust.sharing.archive import cleaner
+from slurm_robust.slurm.select import make_client
 from slurm_robust.util.text import count, without_urls
 
 
@@ -59,12 +61,19 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also list what is good or unknown, and all sources"
     )
+    parser.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="with --json: without names of people, machines and folders, for a report on a fault",
+    )
     add_config_options(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     if args.script is not None and args.jobid is not None:
         raise UsageError("SCRIPT and --jobid exclude each other", fix="give one of them")
+    if args.anonymous and not args.json:
+        raise UsageError("--anonymous is for --json", fix="give --json, too")
     script = None if args.script is None else read(args.script)
     layers, known = (None, DoctorRequest()) if script is None else _known(script)
     if layers is None:
@@ -81,7 +90,10 @@ def _doctor(args: argparse.Namespace) -> int:
         state_bytes=args.state,
         configured=known.configured or args.config is not None or bool(args.settings),
     )
-    return main(wanted, layers.build(), json=args.json, verbose=args.verbose)
+    config, clean = layers.build(), None
+    if args.anonymous:
+        clean = cleaner(None, (), make_client(config.slurm.backend, config.slurm.timeout_s), anonymous=True)
+    return main(wanted, config, json=args.json, verbose=args.verbose, clean=clean)
 
 
 def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:

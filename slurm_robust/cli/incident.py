@@ -8,6 +8,7 @@ from pathlib import Path
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, UsageError, add_command, whole_number
 from slurm_robust.report import incident_view
+from slurm_robust.sharing import archive
 
 
 def register(commands: Commands) -> None:
@@ -25,6 +26,10 @@ def register(commands: Commands) -> None:
                 "srobust incident 4711/2 --logs --stacks",
                 "the same, with the last lines and the stacks of the ranks",
             ),
+            (
+                "srobust incident 4711 2 --bundle fault.tar.gz --anonymous",
+                "to send with a report on a fault",
+            ),
         ),
     )
     one.add_argument(
@@ -33,6 +38,17 @@ def register(commands: Commands) -> None:
         nargs="?",
         default="",
         help="its number, as 'srobust incidents' shows it; JOB/N names one, too",
+    )
+    one.add_argument(
+        "--bundle",
+        metavar="FILE",
+        type=Path,
+        help="write all that is known of it to this archive (.tar.gz), for a report on a fault; no secrets",
+    )
+    one.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="with --bundle: no names of people, machines, folders",
     )
     one.add_argument("--logs", action="store_true", help="also the last lines of the ranks' output")
     one.add_argument(
@@ -59,6 +75,10 @@ def which_incident(job: str, number: str) -> tuple[str, int]:
 
 def _incident(args: argparse.Namespace) -> int:
     job, number = which_incident(args.job, args.number)
+    if args.anonymous and args.bundle is None:
+        raise UsageError("--anonymous is for --bundle", fix="give --bundle FILE.tar.gz, too")
+    if args.bundle is not None:
+        return archive.main(job, number, args.bundle, anonymous=args.anonymous, job_dir=args.job_dir)
     return incident_view.show_one(
         job, number, json=args.json, logs=args.logs, stacks=args.stacks, job_dir=args.job_dir
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+
+import msgspec
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.gather import DoctorRequest, gather
@@ -19,7 +21,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.slurm.select import make_client
 from slurm_robust.terminal.console import show
 from slurm_robust.trainings.find import NoSuchJob, find
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import as_json, one_line
 
 FOUND = 1
 """The exit code of a report with something bad."""
@@ -39,15 +41,33 @@ class HazardReport(Record):
         return [hazard for hazard in self.hazards if hazard.level is level]
 
 
-def main(wanted: DoctorRequest, config: JobConfig, *, json: bool, verbose: bool) -> int:
-    """Print what was found; 0 or :data:`FOUND`. Raises what ``gather`` does."""
+def main(
+    wanted: DoctorRequest,
+    config: JobConfig,
+    *,
+    json: bool,
+    verbose: bool,
+    clean: Callable[[str], str] | None = None,
+) -> int:
+    """Print what was found; 0 or :data:`FOUND`. ``clean``: rewrites what is printed as JSON.
+
+    Raises what ``gather`` does.
+    """
+    report = examine(wanted, config)
+    if clean is not None:
+        print(as_json(msgspec.json.decode(clean(msgspec.json.encode(report).decode()))))
+    else:
+        show(report, partial(render, verbose=verbose), json=json)
+    return FOUND if report.of(Level.BAD) else 0
+
+
+def examine(wanted: DoctorRequest, config: JobConfig) -> HazardReport:
+    """Return what was found. Raises what ``gather`` does."""
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     facts, unseen = gather(wanted, config, os.environ, slurm, Host())
-    report = HazardReport(
+    return HazardReport(
         host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen, ends=tuple(ends(facts))
     )
-    show(report, partial(render, verbose=verbose), json=json)
-    return FOUND if report.of(Level.BAD) else 0
 
 
 def saved_s(job_id: int) -> float | None:

@@ -10,11 +10,14 @@ from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Blame, NodeExit, RollBack, Symptom, Verdict, finds_out_more
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.updates import UpdateBook, UpdateRow
 from slurm_robust.model.verdicts import drill_of, leading
+from slurm_robust.util.text import fold_ranks
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the report: a drill, a lost spare, a node that
@@ -127,6 +130,22 @@ class IncidentReport(Record):
     def tests(self) -> tuple[ev.NodesTested, ...]:
         """Every time that nodes were tested, or replayed training steps."""
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
+
+
+class NoSuchIncident(SrobustError):
+    """The journal has no incident of that number."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "'srobust incidents JOB' lists them"
+
+
+def find_report(directory: JobDirectory, reports: Iterable[IncidentReport], number: int) -> IncidentReport:
+    """Return the report of this number on the job of ``directory``. Raises :class:`NoSuchIncident`."""
+    every = {report.number: report for report in reports}
+    if number not in every:
+        those = f"it has {fold_ranks(every)}" if every else "it has none"
+        raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")
+    return every[number]
 
 
 def incident_reports(

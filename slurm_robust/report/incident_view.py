@@ -18,9 +18,8 @@ from slurm_robust.evidence import incident_text
 from slurm_robust.evidence import stacks as stack_text
 from slurm_robust.evidence.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
-from slurm_robust.evidence.incidents import IncidentReport
+from slurm_robust.evidence.incidents import IncidentReport, NoSuchIncident, find_report
 from slurm_robust.evidence.stacks import SavedStacks
-from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodeseen import NodeSeen
@@ -37,7 +36,7 @@ from slurm_robust.terminal.console import STYLES, Bar, facts_table, indented, se
 from slurm_robust.trainings.find import find, load_events, named, newest_job
 from slurm_robust.trainings.jobs import begun, jobs_of, journals_after, later_of
 from slurm_robust.trainings.slurmview import make_slurm, view_of
-from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
+from slurm_robust.util.text import clean_log, clock, count, date_and_time, one_line
 
 MAX_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""
@@ -154,13 +153,6 @@ def render_list(found: IncidentListing) -> RenderableType:
 # -- one incident ----------------------------------------------------------------------------------
 
 
-class NoSuchIncident(SrobustError):
-    """The journal has no incident of that number."""
-
-    exit_code = ExitCode.NO_INPUT
-    fix = "'srobust incidents JOB' lists them"
-
-
 class Bundle(Record):
     """All that ``srobust incident --json`` prints."""
 
@@ -194,11 +186,8 @@ def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, jo
 
 def gather(directory: JobDirectory, job: JobView, state: str, number: int) -> Bundle:
     """Return one incident and the contents of its folder. Raises :class:`NoSuchIncident`."""
-    every = {report.number: report for report in job.incidents}
-    if number not in every:
-        those = f"it has {fold_ranks(every)}" if every else "it has none"
-        raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")
-    report, folder = every[number], folder_of(directory, number)
+    report = find_report(directory, job.incidents, number)
+    folder = folder_of(directory, number)
     damaged: dict[str, str] = {}
     return Bundle(
         job=state,

@@ -11,9 +11,11 @@ from typing import Any
 from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
+from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.live_status import release_of, update_of
 from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
@@ -42,6 +44,7 @@ from slurm_robust.model.training import PREFIX
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
 from slurm_robust.report.chapters import place_text
+from slurm_robust.report.incident_table import INCIDENT_STYLES
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.situation import (
     WORKING,

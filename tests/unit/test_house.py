@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, str] = {
     "doctor": (
         "util model config kernel slurm terminal wire releases checkpoint nodes hooks policy trainings"
     ),
+    "sharing": "util model config slurm terminal evidence trainings doctor",
     "notify": "util model config jobdir terminal wire evidence trainings",
     "drills": "util model terminal wire evidence notify diagnostics",
     "updates": "util model config terminal wire releases evidence trainings notify diagnostics",
@@ -65,8 +66,8 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
     "cli": (
-        "util model config slurm templates terminal analysis sandbox diagnostics doctor notify drills "
-        "updates inventory report trainings fleet controller run admin"
+        "util model config slurm templates terminal analysis sandbox diagnostics doctor sharing notify "
+        "drills updates inventory report trainings fleet controller run admin"
     ),
 }
 # A unit that no other may import: fakes for tests of ours and of users.
