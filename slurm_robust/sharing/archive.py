@@ -65,7 +65,7 @@ _NODES = frozenset(
     }
 )
 _HOSTS = frozenset({"host", "taken_from", "cluster"})
-_WORKS = frozenset({"training", "array_task", "command", "message"})
+_WORKS = frozenset({"training", "array_task", "command"})
 _FOLDERS = frozenset({"cwd", "path", "folder"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def test_none_of_the_planted_names_is_in_an_anonymous_archive(job: JobDirectory,
     for line in found["journal.jsonl"].splitlines():
         ev.decode_event(line.encode())  # the journal stays one
     json.loads(found["incident.json"])
-    assert "n1" in found["logs/job.log"]
+    said = r"srobust: n\d+ \(ip1\) of user1: <hidden> in /path\d+/file\d+.py\n"
+    assert re.fullmatch(said, found["logs/job.log"])
 
 
 def test_an_incident_that_is_not_there_makes_no_archive(job: JobDirectory, tmp_path: Path) -> None:
