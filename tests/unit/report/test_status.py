@@ -24,7 +24,6 @@ from slurm_robust.model.journal import fold, read
 from slurm_robust.model.live_status import encode
 from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.model.standby import StandbyStage
-from slurm_robust.policy.interval import MIN_INCIDENTS
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.testing.fake_slurm import FakeSlurm
