@@ -27,7 +27,7 @@ import msgspec
 from slurm_robust.cli.commands import GROUPS
 from slurm_robust.cli.main import main as srobust
 from slurm_robust.cli.main import make_parser
-from slurm_robust.cli.parsing import Parser
+from slurm_robust.cli.parsing import Parser, subcommands
 from slurm_robust.config.reader import as_json, default_of
 from slurm_robust.config.reference import PAGES as CONFIGURATION
 from slurm_robust.config.reference import docstrings, page_with_tables
@@ -94,9 +94,9 @@ def cli(_: str) -> str:
     """docs/reference/cli.md, the whole page."""
     lines = [CLI_HEAD.rstrip()]
     parser = make_parser()
-    own = members(parser)
+    own = subcommands(parser)
     for title, group in GROUPS.items():
-        inner = [child for name in group for child in commands(own[name]) if not members(child)]
+        inner = [child for name in group for child in commands(own[name]) if not subcommands(child)]
         rows = [(link(child, child.prog), first_sentence(child.description or "")) for child in inner]
         lines += ["", f"**{title[0].upper()}{title[1:]}**", *table(("command", "what it does"), rows)]
     for child in commands(parser):
@@ -107,14 +107,8 @@ def cli(_: str) -> str:
 def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """The parser of each command, those of a group after that of the group."""
     yield parser
-    for member in members(parser).values():
+    for member in subcommands(parser).values():
         yield from commands(member)
-
-
-def members(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands of a group, none for a command."""
-    groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: child for group in groups for name, child in group.choices.items()}
 
 
 def link(parser: argparse.ArgumentParser, text: str) -> str:
@@ -127,7 +121,7 @@ def command_section(parser: argparse.ArgumentParser) -> Iterator[str]:
     depth = len(parser.prog.split())
     yield f"{'#' * min(depth + 1, 3)} {parser.prog}"
     yield f"\n{' '.join((parser.description or '').split())}\n"
-    inner = members(parser)
+    inner = subcommands(parser)
     if inner:
         yield f"Commands: {', '.join(link(child, name) for name, child in inner.items())}."
     else:

@@ -45,6 +45,7 @@ GROUPS = {
         "admin": "install hooks and checks on nodes, and test drained nodes",
     },
     "about srobust": {
+        "completion": "print what makes bash or zsh complete command lines",
         "help": "show this help, or that of a command",
         "version": "print the version",
     },

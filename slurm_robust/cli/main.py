@@ -135,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
         words = list(sys.argv[1:] if argv is None else argv)
+        if words[:2] == ["completion", "--words"]:
+            return _complete(words[2:])
         if words[:1] == ["help"] and not {"-h", "--help"} & {*words}:
             words = [*words[1:], "--help"]
         if words == ["--version"]:
@@ -173,6 +175,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.JOB_DIR
     except Exception as error:  # noqa: BLE001 - last line of defence: a bug must still end with its own code
         return _internal(error)
+
+
+def _complete(words: Sequence[str]) -> int:
+    """Answer the function of a shell. What cannot be completed is no error."""
+    from slurm_robust.cli.candidates import candidates, job_names
+
+    for word in candidates(words, make_parser, job_names):
+        print(word)
+    return ExitCode.SUCCESS
 
 
 def _default_job(args: argparse.Namespace) -> str:

@@ -204,6 +204,12 @@ def add_group(commands: Commands, name: str, text: str, *, member: str = "comman
     )
 
 
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the commands of a group by their names; none of a command."""
+    groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: child for group in groups for name, child in group.choices.items()}
+
+
 def add_job(parser: argparse.ArgumentParser, *, optional: bool = False, or_default: bool = False) -> None:
     """Add the argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 
-from slurm_robust.cli.parsing import Parser, UsageError
+from slurm_robust.cli.parsing import Parser, UsageError, subcommands
 from slurm_robust.util.text import did_you_mean, near
 
 # Options that are one key of the configuration each: key, type, placeholder, help.
@@ -106,23 +106,14 @@ def _command_of(
     parser: argparse.ArgumentParser, argv: list[str]
 ) -> tuple[argparse.ArgumentParser, list[str]]:
     """Return the parser of the command that ``argv`` names, as far as it names one, and the other words."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for index, word in enumerate(argv):
-                if word in action.choices:
-                    return _command_of(action.choices[word], argv[index + 1 :])
-    return parser, argv
+    inner = subcommands(parser)
+    index = next((index for index, word in enumerate(argv) if word in inner), None)
+    return (parser, argv) if index is None else _command_of(inner[argv[index]], argv[index + 1 :])
 
 
 def names_first(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
     """Put names before options: argparse finds B of ``diff JOB A --stat B`` only there, as it may lack."""
-    commands = {
-        name: command
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for name, command in action.choices.items()
-    }
-    command = commands.get(argv[0]) if argv else None
+    command = subcommands(parser).get(argv[0]) if argv else None
     if command is None or "--" in argv:
         return argv
     names = [action for action in command._actions if not action.option_strings]
