@@ -29,6 +29,14 @@ def version_of(scm: ScmVersion) -> str:
     return str(scm.tag) if scm.exact else scm.format_next_version(lambda _: next_release())
 
 
+def readme() -> str:
+    """README.md for a page that has no files beside it: links lead to the repository."""
+    home = re.search('^Homepage = "(.+)"$', Path("pyproject.toml").read_text(), re.MULTILINE)
+    assert home is not None
+    text = Path("README.md").read_text()
+    return re.sub(r"\]\((?!https?:|#)", f"]({home[1]}/blob/main/", text)
+
+
 class BuildWithVersion(build_py):
     """Writes the version of the build into the package, where an import costs no hook any time."""
 
@@ -67,6 +75,8 @@ class SameEachTime(sdist):
 
 os.umask(0o022)  # else the modes in a build would be of whoever builds
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_py": BuildWithVersion, "sdist": SameEachTime},
     use_scm_version={
         "version_scheme": version_of,

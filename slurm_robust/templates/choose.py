@@ -59,7 +59,7 @@ def choose(wish: Wish, offer: Offer, spares: int) -> tuple[Choice, ...]:
 
 def _choices(wish: Wish, offer: Offer, partition: Partition | None, spares: int) -> Iterator[Choice]:
     yield _nodes(wish, partition, spares)
-    why = "of these nodes stand by, for one that fails" if spares else "no node stands by"
+    why = "one of them replaces a node that fails" if spares else "no node stands by"
     yield Choice(name="spares", value=str(spares), why=GIVEN if wish.spares is not None else why)
     yield _named(wish, offer, partition)
     yield _account(wish, offer)

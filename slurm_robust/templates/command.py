@@ -70,13 +70,13 @@ def _ask(offer: Offer, spares: int, folder: Path) -> tuple[Wish, str]:
     """Ask for what a person may want otherwise. Each answer changes the defaults of what follows."""
     print("Enter takes what stands in brackets; Ctrl-C ends this, and nothing is written.")
     if offer.silence:
-        print(f"Slurm tells nothing here: {offer.silence}")
+        print(f"Slurm does not answer here: {offer.silence}")
     script = _answer("script of the training", "train.py" if (folder / "train.py").exists() else "")
     wish = Wish()
     for name, text, convert in (
         ("partition", "partition", str),
-        ("spares", "nodes that stand by", _number),
-        ("nodes", "nodes of the job, with those that stand by", _number),
+        ("spares", "standbys", _number),
+        ("nodes", "nodes of the job, standbys included", _number),
         ("gpus_per_node", "GPUs of each node", _number),
         ("time", "time limit", str),
     ):
@@ -90,7 +90,7 @@ def _asked(
     """Ask until the answer fits."""
     choice = next(one for one in choose(wish, offer, spares) if one.name == name.replace("_", "-"))
     while True:
-        given = _answer(f"{text} ({choice.why})", choice.value)
+        given = _answer(f"{text} ({choice.why.removeprefix('yours: ')})", choice.value)
         if given == choice.value:
             return wish
         try:

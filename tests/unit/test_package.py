@@ -195,7 +195,11 @@ def test_a_build_has_the_version_of_its_tag(built: dict[str, Path]) -> None:
     assert built.keys() == {".tar.gz", "-py3-none-any.whl"}
     with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:
         assert f'__version__ = "{TAG}"' in wheel.read("slurm_robust/version.py").decode()
-        assert f"Version: {TAG}\n" in wheel.read(f"slurm_robust-{TAG}.dist-info/METADATA").decode()
+        metadata = wheel.read(f"slurm_robust-{TAG}.dist-info/METADATA").decode()
+    assert f"Version: {TAG}\n" in metadata
+    links = re.findall(r"\]\(([^)]+)\)", metadata)
+    assert f"{HOME}/blob/main/docs/index.md" in links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_a_terminal_is_asked_and_a_wrong_answer_is_asked_for_again(tmp_path: Pat
     for question, text in (
         ("script of the training", "train.py"),
         ("partition", "gpu"),
-        ("nodes that stand by", "3"),
+        ("standbys (one of them", "3"),
         ("nodes of the job", "3"),
         ("or fewer --spares", "5"),
         ("GPUs of each node", ""),
