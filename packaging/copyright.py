@@ -70,14 +70,6 @@ WORKS = (
         "the repository of slurm_robust",
     ),
     Work(
-        ("slurm_robust/report/page/assets/uplot/*",),
-        "MIT",
-        ("2022 Leon Sorokin",),
-        ("../../slurm_robust/report/page/assets/uplot/LICENSE",),
-        "https://github.com/leeoniya/uPlot",
-        "uPlot 1.6.32, as it was released; it draws the charts of 'srobust report --html'.",
-    ),
-    Work(
         ("markdown_it/*", "markdown_it_py-*.dist-info/*"),
         "MIT",
         ("2020 ExecutableBookProject", "2014 Vitaly Puzrin, Alex Kocharin"),

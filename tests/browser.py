@@ -91,6 +91,8 @@ class Page:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def print(self, path: Path) -> None:
+        """As on paper, whatever it looks like on the screen."""
+        self.call("Emulation.setEmulatedMedia", media="", features=[])
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))
 
     def close(self) -> None:

@@ -85,6 +85,62 @@ EFFECTIVE = frozenset({TimeClass.PRODUCTIVE, TimeClass.SLOW})
 matter (the paper's MFU), which :attr:`TimeClass.SLOW` shows."""
 
 
+class Part(str, Enum):
+    """The parts of a job's time that a reader sees first; each class of time belongs to one of them."""
+
+    TRAINING = "training"
+    """Steps that are done for the first time, at the job's own baseline."""
+
+    SLOW = "slow steps"
+    """What such steps take beyond the baseline."""
+
+    PHASES = "evaluation and other phases"
+    """What the script announces between its steps."""
+
+    CHECKPOINTS = "checkpoints"
+    """Training waits for a checkpoint."""
+
+    UPDATES = "updates"
+    """Training stands still for a change of its code."""
+
+    LOST_STEPS = "lost steps"
+    """Steps that are done again, and what a fault cut off."""
+
+    RECOVERY = "recovery"
+    """From a fault to the order to launch again."""
+
+    RESTART = "startup"
+    """From the start by Slurm, or the order to launch, to the first step."""
+
+    QUEUE = "queue"
+    """The job holds no nodes and waits for some."""
+
+    IDLE = "suspended or idle"
+    """Nodes are held, and nothing of the above happens."""
+
+
+PARTS: dict[TimeClass, Part] = {
+    TimeClass.PRODUCTIVE: Part.TRAINING,
+    TimeClass.SLOW: Part.SLOW,
+    TimeClass.EVALUATING: Part.PHASES,
+    TimeClass.OTHER_PHASE: Part.PHASES,
+    TimeClass.CHECKPOINT: Part.CHECKPOINTS,
+    TimeClass.UPDATING: Part.UPDATES,
+    TimeClass.RECOMPUTING: Part.LOST_STEPS,
+    TimeClass.DETECTING: Part.RECOVERY,
+    TimeClass.DECIDING: Part.RECOVERY,
+    TimeClass.TESTING: Part.RECOVERY,
+    TimeClass.RECOVERING: Part.RECOVERY,
+    TimeClass.STARTING: Part.RESTART,
+    TimeClass.RESTORING: Part.RESTART,
+    TimeClass.QUEUED: Part.QUEUE,
+    TimeClass.REQUEUE_DELAY: Part.QUEUE,
+    TimeClass.BETWEEN: Part.QUEUE,
+    TimeClass.SUSPENDED: Part.IDLE,
+    TimeClass.IDLE: Part.IDLE,
+}
+
+
 class OtherNames(Record):
     """One class in the words of others; "" if they have no name for it."""
 

@@ -78,7 +78,7 @@ def progress(
         chosen = set(thinned(when, [loss, norm, took], most))
         kept = sorted(chosen | set(ends if len(ends) <= most else ()))  # type: ignore[assignment]
     return TrainingCurves(
-        t=tuple(round(when[place], 1) for place in kept),
+        t=tuple(round(when[place], 2) for place in kept),
         generation=tuple(made[place].generation for place in kept),
         step=tuple(made[place].step for place in kept),
         loss=tuple(_rounded(loss[place]) for place in kept),

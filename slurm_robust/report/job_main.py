@@ -19,7 +19,7 @@ from slurm_robust.ledger.accounting import AccountedRun, accounted
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.journal import read
+from slurm_robust.model.journal import fold, read
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.curves import progress
@@ -33,7 +33,8 @@ from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.terminal.console import show
 from slurm_robust.trainings.find import NoSuchJob, named, newest_job, unreadable, without_events
 from slurm_robust.trainings.jobs import Begun, ChapterRow, begun, jobs_of, journals_after, later_of
-from slurm_robust.trainings.slurmview import SlurmView, make_slurm, view_of
+from slurm_robust.trainings.slurmview import SlurmView, make_slurm, view_of, waits_for
+from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import clean_log, count, some_of
@@ -244,7 +245,15 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
         ended=view.is_over,
         notes=tuple(notes),
         silent=view.away,
+        waiting=_waits(slurm, view, events),
     )
+
+
+def _waits(slurm: SlurmClient, view: SlurmView, events: Sequence[ev.AnyEvent]) -> PendingJob | None:
+    """Return what a pending job waits for; a job that runs costs no fold of its journal."""
+    if view.job is None or not view.job.is_pending:
+        return None
+    return waits_for(slurm, view.job, fold(events))
 
 
 # -- evidence --------------------------------------------------------------------------------------

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.evidence import incident_text
 from slurm_robust.evidence.incident_text import IncidentRow, ResultRow, TimelineEntry
-from slurm_robust.evidence.updates import result, title
 from slurm_robust.ledger.accounting import AccountedRun
-from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger, times_of
 from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
-from slurm_robust.model.updates import UpdateResult, UpdateRow, update_rows
+from slurm_robust.model.updates import UpdateRow, update_rows
 from slurm_robust.report.chapters import chapter_row
 from slurm_robust.report.curves import EttrCurve, TrainingCurves, ettr_points, progress
 from slurm_robust.report.job_view import JobView
+from slurm_robust.report.lanes import Lane, lanes
+from slurm_robust.report.marks import ChartMark, marks
 from slurm_robust.report.nodelines import NodeLine, node_lines
+from slurm_robust.report.stages import JobStage, stages
 from slurm_robust.trainings.jobs import ChapterRow, state_and_how
+from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.text import one_line
 
 MAX_NOTES = 100
 """Notes of the journal, the newest; the journal has all."""
-
-REQUEUE, RUN, UPDATE, TAKEOVER, CHAPTER = "requeue", "run", "update", "takeover", "chapter"
 
 
 class SlurmFacts(Record):
@@ -42,6 +41,8 @@ class SlurmFacts(Record):
     """What Slurm did not say, and what that means for the report."""
     silent: bool = False
     """Slurm may answer later."""
+    waiting: PendingJob | None = None
+    """What a pending job waits for."""
 
 
 class Evidence(Record):
@@ -106,15 +107,6 @@ class IncidentEntry(Record):
     evidence: Evidence | None = None
 
 
-class ChartMark(Record):
-    """A moment that a chart shows."""
-
-    t: float
-    kind: str
-    """``requeue``, ``run``, ``update``, ``takeover``, or ``chapter``: a job of the training begins."""
-    text: str
-
-
 class JobReport(Record):
     """All that is known of a job, or of all jobs of a training: what ``srobust report --json`` prints.
 
@@ -161,6 +153,14 @@ class JobReport(Record):
     """The jobs of the training in their order, or this one."""
     updates: tuple[UpdateRow, ...] = ()
     """Updates of the code, beside the incidents; times by the same clock."""
+    stages: tuple[JobStage, ...] = ()
+    """What the job did when, in a word."""
+    lanes: tuple[Lane, ...] = ()
+    """Who held each slot, and who stood by."""
+    waiting: PendingJob | None = None
+    """What the job waits for in Slurm's queue."""
+    exit_code: int | None = None
+    """Of a job that has ended for good."""
     seen: tuple[NodeSeen, ...] = ()
     """What prolog and epilog told of nodes around the job's runs, if that is more than nothing."""
 
@@ -217,6 +217,7 @@ def job_report(
         notes.append("the script does not number its steps, so steps that were done again count as new ones")
     updates = update_rows(few, when)
     noted = [event for event in few if isinstance(event, ev.Noted)]
+    nodes = node_lines(few, when, end, summary.incidents, summary.by_node)
     return JobReport(
         job_id=books.job_id,
         command=started.command if started is not None else (),
@@ -241,15 +242,14 @@ def job_report(
         ledger=summary,
         ettr=ettr_points(books),
         progress=progress(events, times),
-        marks=tuple(
-            sorted(
-                (*_marks(few, when), *_update_marks(updates), *_announced(books, few, when)),
-                key=lambda mark: mark.t,
-            )
-        ),
+        marks=marks(few, when, updates, books),
         generations=tuple(_generations(job, at)),
         incidents=tuple(_entries(job, at, end, summary, evidence)),
-        nodes=node_lines(few, when, end, summary.incidents, summary.by_node),
+        nodes=nodes,
+        lanes=lanes(few, when, end, nodes),
+        stages=stages(books),
+        waiting=slurm.waiting,
+        exit_code=job.state.ended.code if job.state.ended is not None and books.ended else None,
         updates=updates,
         training=started.training if started is not None else "",
         chapters=(
@@ -286,44 +286,6 @@ def _without_steps(
     few.reverse()
     when.reverse()
     return few, when
-
-
-def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[ChartMark]:
-    for t, event in zip(times, events, strict=True):
-        match event:
-            case ev.RequeueStarted():
-                yield ChartMark(t=t, kind=REQUEUE, text=one_line(event.reason))
-            case ev.AllocationTaken() if event.restart_count > 0:
-                yield ChartMark(t=t, kind=RUN, text=f"run {event.restart_count} of the Slurm job")
-            case ev.ControllerStarted() if event.taken_from:
-                text = one_line(f"{event.host} took over from {event.taken_from}: {event.reason}")
-                yield ChartMark(t=t, kind=TAKEOVER, text=text)
-
-
-def _update_marks(rows: Iterable[UpdateRow]) -> Iterator[ChartMark]:
-    """Yield where the job got another release, and where it went back."""
-    for row in rows:
-        if row.applied is not None:
-            yield ChartMark(t=row.applied, kind=UPDATE, text=title(row))
-        if row.result is UpdateResult.ROLLED_BACK and row.judged is not None:
-            yield ChartMark(t=row.judged, kind=UPDATE, text=f"update {row.number} is {result(row)}")
-
-
-def _announced(books: Ledger, events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[ChartMark]:
-    """Yield where the script announced that it changes its own code or settings."""
-    last_ms = -1
-    held: dict[int, float] = {}  # ranks that an update of the job holds say so in the same way
-    for t, event in zip(times, events, strict=True):
-        if isinstance(event, ev.CheckpointRequested) and event.update:
-            held.setdefault(event.generation, t)
-    for span in books.spans:
-        took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING and not part.detail)
-        is_held = books.begin + span.end_ms / 1000 >= held.get(span.generation, math.inf)
-        if took and span.begin_ms != last_ms and not is_held:
-            t = books.begin + span.begin_ms / 1000
-            yield ChartMark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
-        if took:
-            last_ms = span.end_ms
 
 
 def _generations(job: JobView, at: Mapping[int, float]) -> Iterator[Generation]:

@@ -7,17 +7,18 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from slurm_robust.evidence.updates import results
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
-from slurm_robust.ledger.summary import DRILL, Lost, Summary
+from slurm_robust.ledger.summary import Lost
 from slurm_robust.report.chapters import chapters_table
+from slurm_robust.report.headline import PART_STYLES, LostRow, banner, figures, lost_rows, widths
 from slurm_robust.report.hookseen import told
 from slurm_robust.report.incident_table import incident_table
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
+from slurm_robust.report.stages import PartShare, shares
 from slurm_robust.report.updates import update_table
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, plain_table, section
 from slurm_robust.trainings.jobs import ChapterRow
@@ -26,6 +27,9 @@ from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 MAX_INCIDENTS, MAX_NODES = 20, 10
 """Rows on the screen; ``--html``, ``--json`` and ``--csv`` have all."""
+
+MAX_BAR = 100
+"""Columns of the bar that shows where the time went."""
 
 
 class CsvTable(str, Enum):
@@ -39,37 +43,15 @@ class CsvTable(str, Enum):
     CHAPTERS = "chapters"
 
 
-def headline(report: JobReport) -> list[tuple[str, str]]:
-    """Return the figures that matter most, by name."""
-    found = report.ledger
-    wall = duration((found.wall_ms - found.started_ms) / 1000)
-    steps = count(found.steps, "step")
-    steps += f", {found.repeated} repeated" if found.repeated else ""
-    return [
-        ("ETTR", f"{found.ettr:.2%} of {wall} since its first start"),
-        ("last hour", f"{found.ettr_window:.2%}"),
-        ("steps", steps),
-        ("incidents", str(len(found.incidents) - found.drills)),
-        *([("drills", drills_text(found))] if found.drills else []),
-        *([("updates", results(report.updates))] if report.updates else []),
-        ("MTTF", duration(found.mttf_s) if found.mttf_s is not None else "no incident yet"),
-        ("MTTR", duration(found.mttr_s) if found.mttr_s is not None else "no incident is over"),
-        ("lost", lost_text(found.lost)),
-    ]
-
-
-def drills_text(found: Summary) -> str:
-    """Return how many incidents were drills, and what they cost."""
-    without = f"; ETTR without them {found.ettr_undrilled:.2%}" if found.ettr_undrilled is not None else ""
-    lost = found.causes[DRILL].ms / 1000 if DRILL in found.causes else 0.0
-    return f"{found.drills}, which took {duration(lost)}{without}"
-
-
 def facts(report: JobReport) -> list[tuple[str, str]]:
     """Return what the job is, and how it stands."""
     size = f"{count(report.slots, 'slot')}, {count(report.spares, 'spare')}, {count(report.ranks, 'rank')}"
+    now = report.generations[-1].slots if report.generations else report.slots
+    if now != report.slots:
+        size = f"{count(now * report.ranks // max(1, report.slots), 'rank')} now; it began with {size}"
     until = f"{date_and_time(report.begin)} to {date_and_time(report.end)}"
-    state = report.phase + (f": {report.reason}" if report.reason else "")
+    stands = banner(report)
+    state = stands.text + (f": {stands.more}" if stands.more else "")
     job, of_all = "job", ""
     if len(report.chapters) > 1:
         job, of_all = "newest job", f", {len(report.chapters)} jobs; all of them are in what follows"
@@ -85,29 +67,19 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
     return [(name, one_line(value)) for name, value in every if value]
 
 
-def lost_text(lost: Lost) -> str:
-    """Return ``3 h 20 min (6.7 node hours, 53 GPU hours)``."""
-    text = f"{duration(lost.ms / 1000)} ({lost.node_hours:,.1f} node hours"
-    return text + (f", {lost.gpu_hours:,.0f} GPU hours)" if lost.gpu_hours else ")")
-
-
 # -- the screen ------------------------------------------------------------------------------------
 
 
 def render(report: JobReport) -> RenderableType:
     """Return the whole screen."""
-    parts: list[RenderableType] = [facts_table((*facts(report), *headline(report)))]
+    known = [*facts(report), *((figure.name, figure.text) for figure in figures(report))]
+    parts: list[RenderableType] = [facts_table(known)]
     parts += [Text(one_line(f"note: {note}"), style="yellow") for note in report.notes]
     if len(report.chapters) > 1:
         parts += section("Jobs of the training", chapters_table(report.chapters))
-    parts += section("Where the time went", _classes(report))
+    parts += section("Where the time went", TimeBar(shares(report.ledger.classes)), _classes(report))
     if report.ledger.causes:
-        hours = ("lost", "node hours", "GPU hours")
-        table = plain_table("cause", *hours, right=hours)
-        for cause, lost in report.ledger.causes.items():
-            cells = (duration(lost.ms / 1000), f"{lost.node_hours:,.1f}", f"{lost.gpu_hours:,.0f}")
-            table.add_row(one_line(cause), *cells)
-        parts += section("Lost time by cause", table)
+        parts += section("Lost time by cause", _causes(report))
     if report.incidents:
         shown = report.incidents[-MAX_INCIDENTS:]
         title = "Incidents" + (f", the last {len(shown)}" if len(shown) < len(report.incidents) else "")
@@ -125,6 +97,40 @@ def render(report: JobReport) -> RenderableType:
         Text(f"'srobust report {asked} --html FILE' has the timeline, the curves and the evidence", "dim")
     )
     return Group(*parts)
+
+
+class TimeBar:
+    """The parts of a job's time in one line, each as wide as its share, with its name if there is room."""
+
+    def __init__(self, parts: tuple[PartShare, ...]) -> None:
+        self.parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = max(0, min(MAX_BAR, options.max_width) - len(self.parts) - 1)
+        line = Text("|", no_wrap=True, overflow="crop")
+        wide = widths(tuple(one.share for one in self.parts), columns)
+        for one, width in zip(self.parts, wide, strict=True):
+            name = f"{one.part.value} {one.share:.0%}"
+            shown = next((text for text in (name, one.part.value) if len(text) <= width), "")
+            line.append(shown.center(width, "-" if not shown else " "), style=PART_STYLES[one.part])
+            line.append("|")
+        yield line
+        each = (f"{one.part.value} {duration(one.ms / 1000)}" for one in self.parts)
+        yield Text(", ".join(each), style="dim")
+
+
+def _causes(report: JobReport) -> RenderableType:
+    """Return the table of lost time; GPU hours are those of GPUs."""
+    lost = report.ledger.lost
+    columns = ("incidents", "lost", "node hours", *(("GPU hours",) if lost.gpu_hours else ()))
+    table = plain_table("cause", *columns, right=columns)
+    every = LostRow(cause="all", incidents=len(report.ledger.incidents), lost=lost)
+    for row in (*lost_rows(report), every):
+        cells = [str(row.incidents or "-"), duration(row.lost.ms / 1000), f"{row.lost.node_hours:,.1f}"]
+        table.add_row(
+            one_line(row.cause), *cells, *([f"{row.lost.gpu_hours:,.0f}"] if lost.gpu_hours else [])
+        )
+    return table
 
 
 def _classes(report: JobReport) -> RenderableType:

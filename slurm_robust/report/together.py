@@ -16,8 +16,11 @@ from slurm_robust.ledger.summary import figures
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.report.curves import ettr_points, progress
-from slurm_robust.report.job_report import CHAPTER, MAX_NOTES, Books, ChartMark, JobReport
+from slurm_robust.report.job_report import MAX_NOTES, Books, JobReport
+from slurm_robust.report.lanes import lanes
+from slurm_robust.report.marks import CHAPTER, ChartMark
 from slurm_robust.report.nodelines import node_lines
+from slurm_robust.report.stages import stages
 from slurm_robust.trainings.jobs import ChapterRow, ChapterState
 from slurm_robust.util.text import some_of
 
@@ -73,12 +76,13 @@ def together(
     for row in rows:
         if (t := row.started if row.started is not None else row.begin) is not None:
             went_on = f" goes on from step {row.from_step}" if (row.from_step or -1) >= 0 else " begins"
-            marks.append(ChartMark(t=t, kind=CHAPTER, text=f"job {row.job}{went_on}"))
+            marks.append(ChartMark(t=t, kind=CHAPTER, text=f"job {row.job}{went_on}", label=f"job {row.job}"))
     # Each note once, with the jobs that it is about.
     about: dict[str, list[str]] = {}
     for one in jobs:
         for note in one.report.notes:
             about.setdefault(note, []).append(one.job)
+    nodes = node_lines(events, times, end, costs, summary.by_node)
     return replace(
         newest,
         begin=books.begin,
@@ -99,7 +103,11 @@ def together(
         generations=tuple(made for report in reports for made in report.generations),
         incidents=tuple(entries),
         updates=tuple(row for report in reports for row in report.updates),
-        nodes=node_lines(events, times, end, costs, summary.by_node),
+        nodes=nodes,
+        lanes=lanes(events, times, end, nodes),
+        stages=stages(books),
+        waiting=newest.waiting if waits is None else None,
+        exit_code=newest.exit_code if waits is None else None,
         training=name,
         chapters=tuple(rows),
         seen=tuple(seen for one in reports for seen in one.seen),

@@ -48,7 +48,6 @@ def lib(tmp_path: Path) -> Path:
     for name, text in {
         "python": "",
         "slurm_robust/__init__.py": "",
-        "slurm_robust/report/page/assets/uplot/LICENSE": "",
         "slurm_robust-0.dist-info/METADATA": str(ours.metadata),
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

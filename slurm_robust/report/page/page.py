@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,13 +20,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup  # part of jinja2
 
 from slurm_robust.evidence.updates import cost, result, who, wish
-from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
+from slurm_robust.ledger.classes import NAMES, PARTS, Part
 from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.chapters import step_text
+from slurm_robust.report.headline import banner, figures, lost_rows
 from slurm_robust.report.hookseen import after, before, meanwhile
 from slurm_robust.report.job_report import Generation, JobReport, PhaseFigures
-from slurm_robust.report.job_text import facts, headline, names_of
-from slurm_robust.report.page.charts import chart_data, chart_views
+from slurm_robust.report.job_text import facts, names_of
+from slurm_robust.report.page.charts import chart_data, chart_views, timeline_view
+from slurm_robust.report.stages import shares
 from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
 from slurm_robust.version import __version__
 
@@ -36,6 +38,8 @@ MAX_SEEN, MAX_SEEN_LINES = 300, 20
 _BOUNDS = {
     # Incidents with their evidence on the page, the newest, and lines of one incident's timeline.
     "incidents": 500,
+    # Incidents that are not folded away, the newest.
+    "newest": 20,
     "entries": 200,
     # Rows of tables; --json and --csv have all.
     "nodes": 600,
@@ -47,16 +51,13 @@ _BOUNDS = {
     "line": 300,
 }
 
-_WAITS = (TimeClass.QUEUED, TimeClass.REQUEUE_DELAY, TimeClass.BETWEEN, TimeClass.SUSPENDED)
-
 _ASSETS = Path(__file__).parent / "assets"
 _DAY_S = 86_400.0
 
 
 def page_of(report: JobReport) -> str:
     """Return the whole page."""
-    style, script, license = _asset("page.css"), _asset("page.js"), _asset("uplot/LICENSE")
-    uplot_style, uplot = _asset("uplot/uPlot.min.css"), _asset("uplot/uPlot.iife.min.js")
+    style, script = _asset("page.css"), _asset("page.js")
     is_training = len(report.chapters) > 1
     shown = report.incidents[-_BOUNDS["incidents"] :]
     return _template().render(
@@ -65,14 +66,17 @@ def page_of(report: JobReport) -> str:
         # The title names the job; of a training the newest one is a fact.
         facts=[
             *([("command", " ".join(report.command))] if report.command and not is_training else []),
-            *(fact for fact in facts(report) if fact[0] != "job"),
+            *(fact for fact in facts(report) if fact[0] not in ("job", "state")),
         ],
-        headline=headline(report),
+        banner=banner(report),
+        figures=figures(report),
+        parts=list(_parts(report)),
+        timeline=timeline_view(report),
         charts=chart_views(report),
         classes=sorted(report.ledger.classes.items(), key=lambda item: -item[1]),
-        kinds=dict.fromkeys(EFFECTIVE, "good") | dict.fromkeys(_WAITS, "wait"),
+        part_of={one: _name(part) for one, part in PARTS.items()},
         classes_of_others=NAMES,
-        cause_numbers=Counter(cost.cause for cost in report.ledger.incidents),
+        lost_rows=lost_rows(report),
         is_training=is_training,
         incidents=shown,
         shown={entry.row.number for entry in shown},
@@ -82,14 +86,17 @@ def page_of(report: JobReport) -> str:
         zone=time.localtime(report.end),
         version=__version__,
         most=_BOUNDS,
-        data=Markup(_harmless(as_json(chart_data(report) | {"zone": _zone(report)}, indent=None))),
-        styles={"uplot": Markup(uplot_style), "page": Markup(style)},
-        scripts={"uplot": Markup(uplot), "page": Markup(script)},
-        license=license,
-        hashes={
-            "styles": Markup(f"{_hash(uplot_style)} {_hash(style)}"),
-            "scripts": Markup(f"{_hash(uplot)} {_hash(script)}"),
-        },
+        data=Markup(
+            _harmless(
+                as_json(
+                    chart_data(report) | {"zone": _zone(report), "styles": list(map(_name, Part))},
+                    indent=None,
+                )
+            )
+        ),
+        style=Markup(style),
+        script=Markup(script),
+        hashes={"style": Markup(_hash(style)), "script": Markup(_hash(script))},
     )
 
 
@@ -98,6 +105,7 @@ def _template() -> Template:
     loader = FileSystemLoader(_ASSETS)
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, loader=loader)
     environment.filters |= {
+        "breakable": _breakable,
         "clock": clock,
         "cost": cost,
         "count": count,
@@ -134,6 +142,33 @@ def _harmless(json: str) -> str:
     return json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def _parts(report: JobReport) -> Iterator[dict[str, object]]:
+    """Yield the parts of the job's time, each with its place on the bar in percent."""
+    begin = 0.0
+    for one in shares(report.ledger.classes):
+        classes = ", ".join(f"{each.value} {duration(ms / 1000)}" for each, ms in one.classes)
+        yield {
+            "id": _name(one.part),
+            "name": one.part.value,
+            "begin": round(begin, 3),
+            "percent": round(100 * one.share, 3),
+            "share": f"{one.share:.1%}",
+            "took": duration(one.ms / 1000),
+            "classes": classes,
+        }
+        begin += 100 * one.share
+
+
+def _name(part: Part) -> str:
+    """Return the part as a class of styles."""
+    return f"part-{part.name.lower().replace('_', '-')}"
+
+
+def _breakable(name: str) -> Markup:
+    """Return a long name that may break after each underscore."""
+    return Markup("_<wbr>").join(name.split("_"))
+
+
 def _zone(report: JobReport) -> list[tuple[float, int]]:
     """Return by how many seconds local time is ahead of UTC, and since when: summer time comes and goes."""
     found = [(report.begin, time.localtime(report.begin).tm_gmtoff)]
@@ -149,19 +184,19 @@ def _zone(report: JobReport) -> list[tuple[float, int]]:
 def _phases(generations: Sequence[Generation]) -> Iterator[dict[str, object]]:
     every: dict[str, list[tuple[PhaseFigures, int]]] = defaultdict(list)
     for one in generations:
-        for figures in one.phases:
-            every[figures.phase].append((figures, one.number))
-    medians = {name: median(figures.median_s for figures, _ in found) for name, found in every.items()}
+        for measured in one.phases:
+            every[measured.phase].append((measured, one.number))
+    medians = {name: median(each.median_s for each, _ in found) for name, found in every.items()}
     most = max(medians.values(), default=0.0)
     order = {name: place for place, name in enumerate(START_PHASES)}
     for name in sorted(every, key=lambda name: order.get(name, len(order))):
-        figures, number = max(every[name], key=lambda one: one[0].slowest_s)
+        longest, number = max(every[name], key=lambda one: one[0].slowest_s)
         yield {
             "phase": name,
             "starts": len(every[name]),
             "median": medians[name],
             "percent": round(100 * medians[name] / most, 2) if most else 0,
-            "longest": figures.slowest_s,
-            "where": f"{figures.slowest or 'a node'}, generation {number}",
+            "longest": longest.slowest_s,
+            "where": f"{longest.slowest or 'a node'}, generation {number}",
             "what": START_PHASES.get(name, ""),
         }

@@ -170,7 +170,7 @@ def test_updates_of_a_job_without_incidents_are_listed() -> None:
 
 def test_the_report_counts_updates_by_result_and_shows_what_they_cost() -> None:
     text = screen(render(REPORT))
-    assert "updates 5: 1 waiting, 1 good, 1 rolled back, 1 refused, 1 superseded" in text
+    assert "updates 5 (1 waiting, 1 good, 1 rolled back, 1 refused, 1 superseded)" in text
     assert f"{BATCH} alice 4.5 s now: a larger batch good: 100 steps" in text
     assert f"{LAYERS} alice incident 1 lazy: twelve layers rolled back to {BATCH}" in text
 
