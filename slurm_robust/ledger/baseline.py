@@ -9,7 +9,9 @@ SLOW_FACTOR = 1.2
 """Steps count as slow from this multiple of the baseline on; all beyond the baseline is lost then."""
 
 PIECES = 60
-"""Stretches of training of which one median is taken: with a line of progress every 10 s, ten minutes."""
+"""Stretches of training of which one median is taken: with a line of progress every 10 s, ten minutes. (A
+generation begins with shorter ones, a minute in all.)
+"""
 
 MIN_STRETCHES = 6
 """Before this many stretches are known, nothing is slow."""

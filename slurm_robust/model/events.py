@@ -245,7 +245,9 @@ class StartMeasured(WorldEvent):
 
 
 class ProgressMade(WorldEvent):
-    """Newest step completed by all ranks; written every few seconds and when a generation ends."""
+    """Newest step completed by all ranks; written every second at first, then every ten seconds, and when a
+    generation ends.
+    """
 
     generation: int
     step: int

@@ -14,6 +14,14 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.progress import Progress, slowest
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
+"""Between two lines of progress in the journal, and between two looks at the steps."""
+
+DENSE = 60
+"""Lines of progress of a generation that follow each other by a second, if steps are that short. After these
+they come less and less often, until the 600th, after 50 minutes, comes :data:`PROGRESS_EVERY_S` after the
+one before: so the curves of a job of minutes have hundreds of points, and those of one after a restart, too.
+A day of training is 8,640 lines (1.7 MB), and each generation has at most 300 more than that (60 kB).
+"""
 
 PROGRESS_S = 600.0
 """Seconds between two lines that say how far training is."""
@@ -22,6 +30,11 @@ _NOT_SAVED = (
     "; its steps are not protected: the script does not save them with Checkpointer, so a restart begins "
     "wherever the script resumes by itself"
 )
+
+
+def apart_s(written: int) -> float:
+    """Return how many seconds the next line of progress follows the ones that a generation has."""
+    return min(PROGRESS_EVERY_S, max(WATCH_EVERY_S, written / DENSE))
 
 
 class ProgressLog:
@@ -90,11 +103,13 @@ class Steps:
         self._context, self._storage = context, storage
         self._incidents, self._start_phases = incidents, start_phases
         self._written_at = self._watched_at = now.mono
+        self._written, self._written_step = 0, -1
         self.begin(None, now)
 
     def begin(self, launched: float | None, now: Now) -> None:
         """Begin to follow a generation; ``launched``: as in :class:`ProgressLog`."""
         self._launched, self._log = launched, ProgressLog(launched, now)
+        self._written, self._written_step = 0, -1
 
     def follow(self, now: Now) -> StepsSeen | None:
         """Write down what is new; return the steps of all ranks, None before the first."""
@@ -136,7 +151,7 @@ class Steps:
             self._start_phases.record(now)
 
     def write(self, now: Now, *, force: bool = False) -> None:
-        """Write the newest step completed by all ranks every few seconds, and at ``force``."""
+        """Write the newest step completed by all ranks when it is due, and at ``force``."""
         if not force and now.mono - self._watched_at < WATCH_EVERY_S:
             return
         self._watched_at, context = now.mono, self._context
@@ -146,10 +161,11 @@ class Steps:
         if not context.is_progress(records):
             return
         self._storage.on_published(min(p.checkpoint for p in records), now)
-        if not force and now.mono - self._written_at < PROGRESS_EVERY_S:
-            return
-        self._written_at = now.mono
         last = slowest(records)
+        if not force and not self._is_due(last.step, now):
+            return
+        self._written_at, self._written_step = now.mono, last.step
+        self._written += 1
         context.record(
             ev.ProgressMade(
                 t=now.wall - last.age_s,
@@ -160,4 +176,11 @@ class Steps:
                 loss=last.loss,
                 grad_norm=last.grad_norm,
             )
+        )
+
+    def _is_due(self, step: int, now: Now) -> bool:
+        """Return whether the newest step is to be written: often at first, and then every few seconds."""
+        quiet_s = now.mono - self._written_at
+        return quiet_s >= PROGRESS_EVERY_S or (
+            step > self._written_step and quiet_s >= apart_s(self._written)
         )

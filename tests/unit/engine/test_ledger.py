@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from slurm_robust.config.job import JobConfig, UpdateConfig
+from slurm_robust.engine.units.steps import apart_s
 from slurm_robust.evidence.incident_text import facts
 from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.ledger.classes import TimeClass
@@ -12,7 +15,7 @@ from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.progress import FINISHED
 from slurm_robust.model.updates import UpdateResult, update_rows
-from slurm_robust.testing.sim.environment import SimulatedRelease
+from slurm_robust.testing.sim.environment import SimulatedPace, SimulatedRelease
 from slurm_robust.testing.sim.job import Sim
 from tests.unit.engine.stories import core_of, trained
 
@@ -31,6 +34,30 @@ def test_the_longest_time_of_any_rank_in_each_phase_is_written_with_the_steps() 
     sim.nodes["n2"].spent = {"checkpoint": 2.5}
     sim.run(30.0)
     assert sim.events(ev.ProgressMade)[-1].spent == {"checkpoint": 2.5, "evaluation": 3.0}
+
+
+def follows(step_s: float) -> Sim:
+    """A job that has just made its first steps, each of ``step_s``."""
+    return trained(2, to=0, steps=10_000, pace=SimulatedPace(step_s=step_s))
+
+
+def test_lines_of_progress_come_every_second_at_first() -> None:
+    sim = follows(0.5)
+    sim.run(120.0)
+    assert 80 <= len(sim.events(ev.ProgressMade)) <= 100
+
+
+def test_each_line_of_progress_has_a_new_step_if_steps_are_long() -> None:
+    sim = follows(4.0)
+    sim.run(60.0)
+    steps = [event.step for event in sim.events(ev.ProgressMade)]
+    assert len(steps) == len(set(steps)) >= 12
+
+
+def test_a_generation_has_300_lines_of_progress_more_than_one_each_ten_seconds() -> None:
+    whole = list(itertools.accumulate(map(apart_s, range(2000))))
+    assert [apart_s(0), apart_s(60), apart_s(600), apart_s(10**6)] == [1.0, 1.0, 10.0, 10.0]
+    assert [round(len(whole) - whole[-1] / 10)] == [297]
 
 
 def test_a_phase_that_goes_on_counts_as_far_as_it_has_come() -> None:
