@@ -38,7 +38,7 @@ from slurm_robust.model.live_status import (
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.util.text import count, one_line
+from slurm_robust.util.text import count, first_sentence, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase
 
 NODES_AT_ONCE = 256
@@ -435,7 +435,7 @@ def _without_slot(seen: Picture) -> Iterator[LiveNode]:
         )
     for node, reason in state.evicted.items():
         if node not in state.world.slots and node not in state.spares:
-            yield LiveNode(node=node, state=NodeState.EVICTED, why=one_line(reason, MAX_TEXT))
+            yield LiveNode(node=node, state=NodeState.EVICTED, why=first_sentence(reason, node))
 
 
 def _standby(state: JobState, node: str) -> str:

@@ -124,7 +124,9 @@ def _pending(seen: Seen, waits: PendingJob, now: float) -> JobSituation:
     if waits.most > waits.least and len(waits.places.free) + len(waits.uses) <= waits.least:
         costs.append("it then runs without a standby")
     text = "; ".join((text, *costs))
-    doing = f"Slurm starts it by itself once it has {least} for it"
+    doing = f"Slurm starts it by itself once {least} are free that are not left out"
+    if waits.reason == "BadConstraints":
+        doing = ""  # Slurm has set its priority to 0
     return JobSituation(
         wrong=tuple(wrong), grave=True, doing=doing, advice=NextMove(text=text, command=waits.command)
     )

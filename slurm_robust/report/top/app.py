@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+from msgspec import structs
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -22,11 +23,13 @@ from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Input
 
-from slurm_robust.model.live_status import LiveNode
+from slurm_robust.model.live_status import LiveNode, LiveStatus
 from slurm_robust.report.top import screen as text
-from slurm_robust.report.top.feed import JobFeed, LiveView
+from slurm_robust.report.top.feed import TAIL_LINES, JobFeed, LiveView
 from slurm_robust.report.top.screen import STYLES, Columns, Line, NodeOrder, plain
+from slurm_robust.util.files import read_tail
 from slurm_robust.util.threads import start_thread
 
 EVERY_S = 2.0
@@ -36,6 +39,9 @@ SLOW_S = 6.0
 """Storage that takes longer for a look is reported."""
 
 FOOT = 3
+
+MIN_MORE = 6
+"""Free lines below the nodes that are worth filling."""
 
 _STYLES = {name: Style.parse(style or "none") for name, style in STYLES.items()}
 _SELECTED = Style(reverse=True)
@@ -242,28 +248,34 @@ class JobPage(Page):
         Binding("s", "sort", show=False),
         Binding("w", "wrong", show=False),
         Binding("i", "incidents", show=False),
+        Binding("slash", "filter", show=False),
     ]
+
+    DEFAULT_CSS = "#filter { height: 1; border: none; padding: 0 1; display: none; }"
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
-        self._order, self._wrong = NodeOrder.SLOT, False
+        self._order, self._wrong, self._filter = NodeOrder.SLOT, False, ""
         self._rows: list[LiveNode] = []
+        """The node of each line: one that has a text below it stands there more than once."""
 
     def compose(self) -> ComposeResult:
         """Lay out the job, its nodes, the selected one, the keys."""
         yield Lines(id="head")
         yield Lines(id="heads", fixed=1)
         yield Rows(id="nodes")
+        yield Lines(id="more", most=80)
         yield Lines(id="foot", fixed=FOOT)
+        yield Input(id="filter", placeholder="only nodes with …", compact=True)
         yield Lines(id="keys", fixed=1)
 
     def keys(self) -> str:
         """Return the line of keys, with what is switched on."""
         shown = "wrong" if self._wrong else "all"
-        return f"q quit  s sort: {self._order.value}  w show: {shown}  i incidents  ? help" + (
-            "  Esc jobs" if len(self.top.names) > 1 else ""
-        )
+        text = f"q quit  s sort: {self._order.value}  w show: {shown}  i incidents  / filter"
+        text += f": {self._filter}  ? help" if self._filter else "  ? help"
+        return text + ("  Esc jobs" if len(self.top.names) > 1 else "")
 
     def draw(self) -> None:
         """Show the newest view of the job."""
@@ -277,18 +289,37 @@ class JobPage(Page):
         rows = self.query_one("#nodes", Rows)
         # Asked now: the message of a key that was just pressed may still be on its way.
         selected = self._selected(rows)
-        self._rows = text.arranged(moment.nodes, self._order, wrong=self._wrong)
         columns = Columns(moment.nodes, width - 1)  # of which the scroll bar takes one
-        places = {node.node: place for place, node in enumerate(self._rows)}
-        self.query_one("#head", Lines).show(text.head(view, width, trouble))
+        head = text.head(view, width, trouble)
+        self.query_one("#head", Lines).show(head)
+        if (instead := text.instead_of_nodes(view, width - 1)) is not None:
+            rest = structs.replace(view, incidents=())  # which stand above
+            self._rows, lines = [], [*instead, *text.more(rest, width - 1, self.size.height)]
+            title = "what Slurm has for it, and its incidents" if view.waiting is not None else "incidents"
+            self.query_one("#heads", Lines).show([((text.fit(title, width), "heads"),)])
+            rows.show(len(lines), lines.__getitem__)
+            self.query_one("#more", Lines).show([])
+            self.query_one("#foot", Lines).show([])
+            return
+        found = text.arranged(text.matching(moment.nodes, self._filter), self._order, wrong=self._wrong)
+        entries = [(node, part) for node in found for part in range(1 + len(columns.below(node)))]
+        self._rows = [node for node, _ in entries]
+        places = {node.node: place for place, (node, part) in enumerate(entries) if not part}
         self.query_one("#heads", Lines).show([columns.heads()])
-        nodes = self._rows
-        if nodes:
+        if entries:
             place = places.get(selected.node) if selected is not None else None
-            rows.show(len(nodes), lambda index: columns.row(nodes[index]), place)
+
+            def line(index: int) -> Line:
+                node, part = entries[index]
+                return columns.below(node)[part - 1] if part else columns.row(node)
+
+            rows.show(len(entries), line, place)
         else:
             empty = "nothing is wrong with any node" if self._wrong else "no node is known"
+            empty = f"no node has {self._filter!r}" if self._filter else empty
             rows.show(1, lambda index: ((f"      {empty}", "label"),))
+        room = self.size.height - len(head) - 2 - FOOT - max(1, len(entries))
+        self.query_one("#more", Lines).show(text.more(view, width, room) if room >= MIN_MORE else [])
         self._show_foot(view)
 
     def _show_foot(self, view: LiveView) -> None:
@@ -302,6 +333,46 @@ class JobPage(Page):
         """Show the node that is selected now."""
         if (view := self.top.views.get(self.number)) is not None:
             self._show_foot(view)
+
+    def on_rows_opened(self, message: Rows.Opened) -> None:
+        """Show all about the selected node."""
+        node = self._selected(self.query_one("#nodes", Rows))
+        view = self.top.views.get(self.number)
+        if node is None or view is None:
+            return
+        tail = self.top.tail(self.number, node, view.moment)
+        self.app.push_screen(
+            TextPage(f"node {node.node}", lambda width: text.node_lines(node, view.moment, tail, width))
+        )
+
+    def action_filter(self) -> None:
+        """Ask what nodes shall have."""
+        field = self.query_one("#filter", Input)
+        field.styles.display = "block"
+        field.focus()
+
+    def on_input_changed(self, message: Input.Changed) -> None:
+        """Show the nodes that have what was typed so far."""
+        self._filter = message.value.strip()
+        self.draw()
+
+    def on_input_submitted(self, message: Input.Submitted) -> None:
+        """Keep the filter."""
+        self._leave_filter()
+
+    def action_back(self) -> None:
+        """End the filter, else leave this screen."""
+        field = self.query_one("#filter", Input)
+        if self._filter or field.has_focus:
+            field.value = self._filter = ""
+            self._leave_filter()
+        else:
+            super().action_back()
+
+    def _leave_filter(self) -> None:
+        self.query_one("#filter", Input).styles.display = "none"
+        self.query_one("#nodes", Rows).focus()
+        self.draw()
 
     def action_sort(self) -> None:
         """Sort by what comes next."""
@@ -411,6 +482,7 @@ class Top(App[None]):
         # Colors of the terminal, whose background may be light; with NO_COLOR, Textual takes them away.
         super().__init__(ansi_color=True)
         self.names: tuple[str, ...] = tuple(feed.directory.path.name for feed in feeds)
+        self._directories = [feed.directory for feed in feeds]
         self._views: dict[int, LiveView] = {}
         self._every_s = every_s
         self._looker = Looker(feeds, lambda number, view: self._tell(number, view), every_s)
@@ -431,6 +503,16 @@ class Top(App[None]):
     def on_unmount(self) -> None:
         """Stop looking."""
         self._looker.stop()
+
+    def tail(self, number: int, node: LiveNode, moment: LiveStatus) -> tuple[str, ...]:
+        """Return the last lines of a node's first rank: of its errors if it wrote any, else of its output."""
+        ranks = text.ranks_of(node, moment)
+        log = self._directories[number].worker_log
+        try:
+            paths = tuple(log(moment.generation, ranks[0], stream) for stream in ("err", "out") if ranks)
+            return read_tail(paths, TAIL_LINES)
+        except OSError:
+            return ()
 
     def trouble(self) -> str:
         """Return why what is shown may be old; "" for no reason."""

@@ -37,7 +37,8 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
     if not json:
         check_terminal(names)
     slurm = make_slurm()
-    feeds = [JobFeed(directory, slurm) for directory in directories(names, job_dir, slurm)]
+    found = directories(names, job_dir, slurm)
+    feeds = [JobFeed(directory, slurm, alone=len(found) == 1) for directory in found]
     if json:
         views = [look_through(feed) for feed in feeds]
         print_json(views[0] if len(names) == 1 else views, lambda _: "", json=True)

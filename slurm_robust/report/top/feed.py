@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,9 +31,12 @@ from slurm_robust.model.live_status import (
 )
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState, apply
+from slurm_robust.report.situation import JobSituation, JobSize, Seen, judge, phases_text
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.trainings.phase import phase_of
-from slurm_robust.trainings.slurmview import view_of
+from slurm_robust.trainings.slurmview import SlurmView, view_of, waits_for
+from slurm_robust.trainings.waiting import PendingJob
+from slurm_robust.util.files import read_tail
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import first_sentence, one_line
 
@@ -44,8 +49,15 @@ MAX_LINE = 64 << 20
 MAX_INCIDENTS = 100
 """The newest; ``srobust incidents`` has all."""
 
-LEDGER_S, SLURM_S = 30.0, 30.0
-"""Between two computations of ETTR, and two questions to Slurm, if the moment does not tell."""
+LEDGER_S, SLURM_S, PENDING_S = 30.0, 30.0, 5.0
+"""Between two computations of ETTR, and two questions to Slurm, if the moment does not tell; the last one of
+a pending job that is looked at alone, for which people wait.
+"""
+
+MAX_POINTS = 400
+"""Of a curve."""
+
+TAIL_LINES = 40
 
 SHARE = 50.0
 """The ledger is computed for no more than this part of the time."""
@@ -72,6 +84,18 @@ class LiveView(Record):
     incidents: tuple[IncidentRow, ...]
     trouble: str = ""
     """Why the journal is not read, or not read to its end."""
+    waiting: PendingJob | None = None
+    """What a pending job waits for."""
+    situation: JobSituation = JobSituation()
+    """What is wrong, what is done about it, and what a person can do."""
+    began: JobSize | None = None
+    """How many ranks and standbys there were at the beginning; None if the journal does not say."""
+    losses: tuple[float, ...] = ()
+    """The newest :data:`MAX_POINTS` that the journal has."""
+    step_times: tuple[float, ...] = ()
+    """Seconds per step, likewise."""
+    tail: tuple[str, ...] = ()
+    """The last lines of rank 0."""
 
 
 class JournalTail:
@@ -146,12 +170,17 @@ class JobFeed:
         directory: JobDirectory,
         slurm: SlurmClient | None = None,
         *,
+        alone: bool = False,
         wall: Callable[[], float] = time.time,
         mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take ``slurm``, which is asked for a job whose controller is silent; None: Slurm is not asked."""
+        """Take ``slurm``, which is asked for a job whose controller is silent; None: Slurm is not asked.
+
+        ``alone``: no other job is looked at, so this one is looked at in more detail.
+        """
         self.directory = directory
         self._slurm = slurm
+        self._alone = alone
         self._wall, self._mono = wall, mono
         self._journal = JournalTail(directory.journal)
         self._seen: tuple[int, int] = (-1, -1)  # epoch and number of the newest live status
@@ -163,7 +192,10 @@ class JobFeed:
         self._newest_t = 0.0
         self._ledger: Summary | None = None
         self._ledger_due = self._slurm_due = 0.0
-        self._says = ""
+        self._view = SlurmView()
+        self._began: JobSize | None = None
+        self._losses: deque[float] = deque(maxlen=MAX_POINTS)
+        self._step_times: deque[float] = deque(maxlen=MAX_POINTS)
 
     @property
     def is_behind(self) -> bool:
@@ -182,7 +214,8 @@ class JobFeed:
         moment, source = self._read_live_status(state)
         live = moment is not None and not source
         now, mono = self._wall(), self._mono()
-        phase, reason = phase_of(self._journal.events, state)
+        slurm = SlurmView() if live else self._ask_slurm(mono)
+        phase, reason = phase_of(self._journal.events, state, is_over=slurm.is_over)
         if moment is None or source:
             age_s = max(0.0, now - self._newest_t) if self._newest_t else 0.0
             moment = self._by_journal(state, now, phase, reason)
@@ -194,18 +227,34 @@ class JobFeed:
             reason = f"incident {moment.incident.number}: {moment.incident.symptom}"
         elif live and phase == "recovering":
             phase, reason = ("training" if moment.step >= 0 else "starting"), ""
-        return LiveView(
+        view = LiveView(
             folder=str(self.directory.path),
             live=live,
             source=source,
             age_s=age_s,
             state=phase,
             reason=one_line(reason),
-            slurm="" if live or state.ended is not None else self._ask_slurm(mono),
+            slurm="" if live or (state.ended is not None and not state.ended.requeued) else self._says(),
             moment=moment,
             incidents=self._incidents,
             trouble=one_line(self._journal.trouble),
+            waiting=slurm.waiting,
+            began=self._began,
+            losses=tuple(self._losses),
+            step_times=tuple(self._step_times),
+            tail=self._tail(state) if self._alone else (),
         )
+        return structs.replace(view, situation=situation_of(view, state, now))
+
+    def _says(self) -> str:
+        return one_line(self._view.describe())
+
+    def _tail(self, state: JobState) -> tuple[str, ...]:
+        generation = state.world.generation
+        try:
+            return read_tail((self.directory.worker_log(generation, 0, "out"),), TAIL_LINES)
+        except OSError:
+            return ()
 
     # -- the live status ---------------------------------------------------------------------------
 
@@ -240,7 +289,10 @@ class JobFeed:
             self._newest_t = max(self._newest_t, event.t)
             match event:
                 case ev.ProgressMade() | ev.FirstStep():
+                    self._add_point(event)
                     self._progress = event
+                case ev.RunStarted():
+                    self._began = JobSize(ranks=event.slots * event.nproc_per_node, standbys=event.spares)
                 case ev.GenerationLaunched():
                     self._progress = None
             self._incident.read(event)
@@ -249,14 +301,24 @@ class JobFeed:
             self._incidents_due = False
             self._incidents = incident_rows(self._journal.events)[-MAX_INCIDENTS:]
 
+    def _add_point(self, event: ev.ProgressMade | ev.FirstStep) -> None:
+        if event.loss is not None and math.isfinite(event.loss):
+            self._losses.append(event.loss)
+        last = self._progress
+        if last is not None and last.generation == event.generation and event.step > last.step:
+            self._step_times.append(max(0.0, event.t - last.t) / (event.step - last.step))
+
     def _by_journal(self, state: JobState, now: float, phase: str, reason: str) -> LiveStatus:
+        is_over = self._view.is_over or (state.ended is not None and not state.ended.requeued)
+        if is_over:
+            now = self._newest_t  # time passes for it no more
         ledger, last, stored = self._summary(now), self._progress, state.world.stored
         return structs.replace(
             of_state(state, now),
             stage=phase,
             stage_why=one_line(reason),
             step=last.step if last is not None else -1,
-            step_age_s=max(0.0, now - last.t) if last is not None else None,
+            step_age_s=max(0.0, now - last.t) if last is not None and not is_over else None,
             loss=last.loss if last is not None else None,
             grad_norm=last.grad_norm if last is not None else None,
             nodes=tuple(_nodes(state)),
@@ -266,7 +328,7 @@ class JobFeed:
                     tier=Tier.STORAGE,
                     step=stored.step,
                     generation=stored.generation,
-                    age_s=max(0.0, now - stored.t),
+                    age_s=max(0.0, now - stored.t) if not is_over else None,
                 ),
             )
             if stored is not None
@@ -284,11 +346,32 @@ class JobFeed:
         self._ledger_due = begun + max(LEDGER_S, SHARE * (self._mono() - begun))
         return self._ledger
 
-    def _ask_slurm(self, mono: float) -> str:
+    def _ask_slurm(self, mono: float) -> SlurmView:
         if self._slurm is not None and mono >= self._slurm_due and not self._journal.is_behind:
-            self._says = one_line(view_of(self._journal.events, self._slurm).describe())
-            self._slurm_due = self._mono() + SLURM_S
-        return self._says
+            view = view_of(self._journal.events, self._slurm)
+            if view.job is not None and self._alone:
+                view = structs.replace(view, waiting=waits_for(self._slurm, view.job, self._journal.state))
+            self._view = view
+            is_watched = self._alone and view.waiting is not None
+            self._slurm_due = self._mono() + (PENDING_S if is_watched else SLURM_S)
+        return self._view
+
+
+def situation_of(view: LiveView, state: JobState, now: float) -> JobSituation:
+    """Return the situation of what is shown, at wall-clock time ``now``."""
+    seen = Seen(
+        job_id=view.moment.job_id,
+        phase=view.state,
+        reason=view.reason,
+        code=state.ended.code if state.ended is not None else None,
+        live=view.moment if view.live else None,
+        phases=phases_text(view.moment),
+        incidents=view.incidents,
+        waiting=view.waiting,
+        evicted=state.evicted,
+        step=view.moment.step,
+    )
+    return judge(seen, now)
 
 
 def _nodes(state: JobState) -> list[LiveNode]:

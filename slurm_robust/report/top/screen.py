@@ -17,7 +17,9 @@ from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState
 from slurm_robust.model.release import ReleaseState
+from slurm_robust.report.situation import WORKING, JobSize
 from slurm_robust.report.top.feed import LiveView
+from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 Piece: TypeAlias = tuple[str, str]
@@ -129,17 +131,7 @@ def head(view: LiveView, width: int, trouble: str = "") -> list[Line]:
         ettr += f"; time left: {duration(moment.left_s) if moment.left_s > 0 else 'nothing'}"
     lines = [_title(view, width), _training(moment), ((fit("ETTR", _LABEL) + " ", "label"), (ettr, ""))]
 
-    doing = moment.stage + (f" for {duration(moment.stage_s)}" if view.live else "")
-    if moment.stage_why:
-        doing += f": {moment.stage_why}"
-    if moment.ending and moment.ending != moment.stage_why:
-        doing += f"; {moment.ending}"
-    lines += _labelled("doing", doing, width, "")
-    lines += _wrong(view, width)
-    if moment.incident is not None:
-        answer = ": ".join(filter(None, (moment.incident.actions, moment.incident.reason)))
-        lines += _labelled("answer", answer or "nothing is decided yet", width, "doing")
-
+    lines += _situation(view, width)
     lines += _release(moment, width)
     tiers = (
         f"{tier.tier.value} {_step(tier.step)}"
@@ -148,7 +140,8 @@ def head(view: LiveView, width: int, trouble: str = "") -> list[Line]:
     )
     restored = f"; restored {_step(moment.restored_step)}" if moment.restored_step >= 0 else ""
     lines += _labelled("copies", (", ".join(tiers) or "none yet") + restored, width, "")
-    lines += _labelled("nodes", _nodes(moment), width, "")
+    if instead_of_nodes(view, width) is None:
+        lines += _labelled("nodes", _nodes(view), width, "")
 
     source = "" if view.live else view.source
     if not view.live:
@@ -156,7 +149,7 @@ def head(view: LiveView, width: int, trouble: str = "") -> list[Line]:
             source += "; states of nodes are what the journal says"
         if view.age_s:
             source += f"; its newest event is {duration(view.age_s)} old"
-        source += f"; Slurm: {view.slurm}" if view.slurm else ""
+        source += f"; Slurm: {view.slurm}" if view.slurm and view.waiting is None else ""
     for text in filter(None, (trouble, source, view.trouble)):
         lines += _labelled("note", text, width, "warn")
     return lines
@@ -211,24 +204,23 @@ def _training(moment: LiveStatus) -> Line:
     return tuple(line)
 
 
-def _wrong(view: LiveView, width: int) -> list[Line]:
-    moment = view.moment
-    texts = []
-    if (incident := moment.incident) is not None:
-        texts.append(f"incident {incident.number} for {duration(incident.age_s)}: {incident.symptom}")
-        texts[-1] += f": {incident.sign}" if incident.sign else ""
-    if moment.held:
-        texts.append("nothing is decided, since storage does not take the journal")
-    if moment.trouble:
-        texts.append(f"journal: {moment.trouble} ({count(moment.behind, 'event')} in memory only)")
-    if moment.missed:
-        texts.append(f"moment.json could not be written {count(moment.missed, 'time')}")
-    if texts:
-        return _labelled("wrong", "; ".join(texts), width, "bad")
-    past = f"; {count(moment.closed, 'incident')} over" if moment.closed else ""
-    if view.state == "stopped":
-        return _labelled("wrong", view.reason or "the job ended", width, "bad")
-    return _labelled("wrong", f"nothing{past}", width, "")
+def _situation(view: LiveView, width: int) -> list[Line]:
+    """Return what is wrong, what is done about it, and what a person can do."""
+    found, moment = view.situation, view.moment
+    style = "bad" if found.grave else "warn"
+    lines: list[Line] = []
+    for text in found.wrong:
+        lines += _labelled("" if lines else "wrong", text, width, style)
+    if not lines:
+        past = f"; {count(moment.closed, 'incident')} over" if moment.closed else ""
+        lines = _labelled("wrong", f"nothing{past}", width, "")
+    lines += _labelled("doing", found.doing, width, "doing") if found.doing else []
+    if (advice := found.advice) is not None:
+        lines += _labelled("next", advice.text, width, "")
+        rows = wrapped(advice.command, width - _LABEL - 3, 6) if advice.command else []
+        more = [f"{row} \\" for row in rows[:-1]] + rows[-1:]  # as a shell takes it
+        lines += [((" " * (_LABEL + 1), "label"), (row, "strong")) for row in more]
+    return lines
 
 
 def _release(moment: LiveStatus, width: int) -> list[Line]:
@@ -242,8 +234,9 @@ def _release(moment: LiveStatus, width: int) -> list[Line]:
     return lines
 
 
-def _nodes(moment: LiveStatus) -> str:
+def _nodes(view: LiveView) -> str:
     """Return ``1,200 with slots: 1,199 training, 1 silent; 2 standbys: 1 rehearsed; 1 evicted``."""
+    moment = view.moment
     slots = Counter(node.state.value for node in moment.nodes if node.slot >= 0)
     text = f"{sum(slots.values()):,}"
     if slots:
@@ -254,6 +247,8 @@ def _nodes(moment: LiveStatus) -> str:
         n.why.partition(":")[0] if n.state is NodeState.STANDBY and n.why else n.state.value for n in standbys
     )
     text += f"; standbys: {_counts(how)}" if standbys else "; no standby"
+    if view.live and slots and not (standbys or moment.companions):
+        text += " left: the next lost node costs a requeue"
     evicted = sum(node.state is NodeState.EVICTED for node in moment.nodes)
     if evicted:
         text += f"; {evicted} evicted"
@@ -262,7 +257,10 @@ def _nodes(moment: LiveStatus) -> str:
     for companion in moment.companions:
         where = f"lends {companion.node}" if companion.node else f"waits for a node from {companion.source}"
         text += f"; companion {companion.job_id} {where}"
-    return text
+    now = JobSize(ranks=moment.world, standbys=len(standbys))
+    return (
+        text if view.began in (None, now) or not view.live else f"{text}; now {now}, began with {view.began}"
+    )
 
 
 def _counts(counts: Counter[str]) -> str:
@@ -317,16 +315,19 @@ class Columns:
         self._width = width
         self._extra = [
             (title, attribute)
-            for title, attribute, least in (("peer", "peer_step", 92), ("disk", "local_step", 104))
+            for title, attribute, least in (("peer", "peer_step", 104), ("disk", "local_step", 116))
             if width >= least
         ]
+        self._is_wide = width >= 100  # else the line of the job says how fresh nodes are, and their copies
 
     def heads(self) -> Line:
         """Return the line above the table."""
         cells = [fit("slot", 5, right=True), fit("node", self._name), fit("state", 9)]
         cells += [fit(title, 9, right=True) for title in ("step",)]
-        cells += [fit("age", 4, right=True), fit("s/step", 6, right=True), fit("heard", 5, right=True)]
-        cells += [fit("memory", 9, right=True), *(fit(title, 9, right=True) for title, _ in self._extra)]
+        cells += [fit("age", 4, right=True), fit("s/step", 6, right=True)]
+        if self._is_wide:
+            cells += [fit("heard", 5, right=True), fit("memory", 9, right=True)]
+        cells += [fit(title, 9, right=True) for title, _ in self._extra]
         return ((fit(" ".join((*cells, "what it does, what is wrong")), self._width), "heads"),)
 
     def row(self, node: LiveNode) -> Line:
@@ -337,14 +338,16 @@ class Columns:
             fit(_step(node.step), 9, right=True),
             fit(age(node.step_age_s), 4, right=True),
             fit(f"{node.step_s:.3g}" if node.step_s is not None else "-", 6, right=True),
-            fit(age(node.heard_s), 5, right=True),
-            fit(_step(node.memory_step), 9, right=True),
+            *([fit(age(node.heard_s), 5, right=True)] if self._is_wide else ()),
+            *([fit(_step(node.memory_step), 9, right=True)] if self._is_wide else ()),
             *(fit(_step(getattr(node, attribute)), 9, right=True) for _, attribute in self._extra),
         ]
         before = f"{fit(slot, 5, right=True)} {fit(node.node, self._name)} "
         after = f" {' '.join(figures)} "
         text = "; ".join(told(node))
         room = max(0, self._width - cell_len(before) - 9 - cell_len(after))
+        if node.is_wrong and cell_len(plain(text)) > room:
+            text = ""  # it stands below
         return (
             (before, "strong" if node.is_wrong else ""),
             (fit(node.state.value, 9), style),
@@ -352,12 +355,58 @@ class Columns:
             (fit(text, room), "bad" if node.is_wrong else ""),
         )
 
+    def below(self, node: LiveNode) -> list[Line]:
+        """Return what a node with which something is wrong has to say, if its row has no room for it."""
+        text = "; ".join(told(node))
+        used = cell_len("".join(piece for piece, _ in self.row(node)[:3]))
+        if not node.is_wrong or cell_len(plain(text)) <= self._width - used:
+            return []
+        return [((f"        {row}", "bad"),) for row in wrapped(text, self._width - 8, 3)]
+
 
 def told(node: LiveNode) -> Iterator[str]:
     """Yield what there is to say of a node, the most important first."""
     if node.failed:
         yield f"{count(node.failed, 'worker')} failed"
     yield from filter(None, (*node.alerts, node.why, node.phase))
+
+
+def matching(nodes: Sequence[LiveNode], words: str) -> Sequence[LiveNode]:
+    """Return the nodes whose name, state or text has ``words``."""
+    if not words:
+        return nodes
+    return [
+        node
+        for node in nodes
+        if words.lower() in " ".join((node.node, node.state.value, *told(node))).lower()
+    ]
+
+
+def ranks_of(node: LiveNode, moment: LiveStatus) -> range:
+    """Return the ranks of a node; none without a slot."""
+    slots = sum(each.slot >= 0 for each in moment.nodes)
+    each = moment.world // slots if slots and node.slot >= 0 else 0
+    return range(node.slot * each, node.slot * each + each)
+
+
+def node_lines(node: LiveNode, moment: LiveStatus, tail: Sequence[str], width: int) -> list[Line]:
+    """Return all about a node: its state, copies and alerts, and the last output of its first rank."""
+    lines = [*foot(node, moment, width, 30), ()]
+    for label, value in (
+        (
+            "step",
+            _step(node.step) + (f", {duration(node.step_age_s)} ago" if node.step_age_s is not None else ""),
+        ),
+        ("s/step", f"{node.step_s:.3g}" if node.step_s is not None else ""),
+        ("failed", count(node.failed, "worker") if node.failed else ""),
+    ):
+        lines += _labelled(label, value, width, "") if value else []
+    for alert in node.alerts:
+        lines += _labelled("alert", alert, width, "bad")
+    if ranks := ranks_of(node, moment):
+        heading = f"last output of rank {ranks[0]}" if tail else f"rank {ranks[0]} has written nothing"
+        lines += [(), ((heading, "strong"),), *(((fit(line, width).rstrip(), ""),) for line in tail)]
+    return lines
 
 
 def foot(node: LiveNode | None, moment: LiveStatus, width: int, lines: int = 3) -> list[Line]:
@@ -452,12 +501,66 @@ def incident_lines(rows: Sequence[IncidentRow], width: int) -> list[Line]:
     return lines or [(("no incident so far", "label"),)]
 
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Return ``values`` as blocks, the newest on the right; each shows the greatest of its values."""
+    if not values:
+        return ""
+    each = max(1, -(-len(values) // max(1, width)))
+    peaks = [max(values[at : at + each]) for at in range(0, len(values), each)]
+    least, most = min(peaks), max(peaks)
+    scale = (len(_BLOCKS) - 1) / (most - least) if most > least else 0.0
+    return "".join(_BLOCKS[round((value - least) * scale)] for value in peaks)
+
+
+def more(view: LiveView, width: int, height: int) -> list[Line]:
+    """Return what a tall screen has room for: curves, the newest incidents, the output of rank 0."""
+    lines: list[Line] = [()]
+    for label, values in (("loss", view.losses), ("s/step", view.step_times)):
+        if len(values) > 1:
+            span = f" {min(values):.3g} to {max(values):.3g}, now {values[-1]:.3g}"
+            curve = spark(values, width - _LABEL - 2 - len(span))
+            lines.append(((fit(label, _LABEL) + " ", "label"), (curve, "doing"), (span, "")))
+    for row in reversed(view.incidents[-3:]):
+        text = f"incident {row.number}, {date_and_time(row.t)}, {row.status.value}: {row.symptom}: "
+        text += row.signs[0] + (f": {row.done}" if row.done else "")
+        lines.append(((fit("", _LABEL) + " ", "label"), (fit(text, width - _LABEL - 1).rstrip(), "")))
+    tail = view.tail[-max(0, height - len(lines) - 2) :] if height > len(lines) + 2 else ()
+    if tail:
+        lines += [(), (("output of rank 0", "strong"),)]
+        lines += [((fit(line, width).rstrip(), ""),) for line in tail]
+    return lines[:height] if len(lines) > 1 else []
+
+
+def instead_of_nodes(view: LiveView, width: int) -> list[Line] | None:
+    """Return what is shown of a job whose nodes are others' now; None for one that has nodes."""
+    if view.state in WORKING or view.state in ("saving", "requeueing") or view.live:
+        return None
+    lines: list[Line] = []
+    if view.waiting is not None:
+        found = view.waiting.places
+        for label, nodes in (
+            ("free", found.free),
+            ("dead", found.dead),
+            ("drained", found.drained),
+            ("busy", found.busy),
+            ("left out", found.left_out),
+        ):
+            if nodes:
+                lines += _labelled(label, f"{count(len(nodes), 'node')}: {fold_nodes(nodes)}", width, "")
+        lines.append(())
+    return [*lines, *incident_lines(view.incidents, width)]
+
+
 HELP: tuple[Line, ...] = tuple(
     ((fit(key, 20), "strong"), (text, ""))
     for key, text in (
         ("arrows, j k", "select a node, or a job"),
         ("PgUp PgDn", "a page up or down; Home, End: the first, the last"),
-        ("Enter", "in the list of jobs: open the selected one"),
+        ("Enter", "open the selected job or node: ranks, alerts, last output"),
+        ("/", "only nodes with what you type; Enter keeps it, Esc ends it"),
         ("Esc", "back"),
         ("s", "sort: slot, wrong first, step, age of step, s/step, name"),
         ("w", "only nodes with which something is wrong, or all"),

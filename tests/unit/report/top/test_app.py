@@ -39,7 +39,7 @@ def text_of(app: Top) -> str:
 async def until(pilot: Pilot[None], app: Top, part: str, without: str = "\0") -> str:
     """What is shown once it has ``part``, and not ``without`` below the line of columns."""
     end = time.monotonic() + HANG_S
-    while part not in (text := text_of(app)) or without in text.partition("s/step heard")[2]:
+    while part not in (text := text_of(app)) or without in text.partition("  s/step ")[2]:
         assert time.monotonic() < end, f"no {part!r}, or still {without!r}, in\n{text}"
         await pilot.pause(0.02)
     return text
@@ -131,6 +131,22 @@ def test_help_and_incidents_open_and_close(folder: FakeFolder) -> None:
         await pilot.press("escape", "escape")
         await until(pilot, app, "gpu0000")
         await pilot.press("q")
+
+    run([folder], test)
+
+
+def test_a_filter_and_a_node_open_and_close(folder: FakeFolder) -> None:
+    async def test(pilot: Pilot[None], app: Top) -> None:
+        await until(pilot, app, "gpu0000")
+        await pilot.press("slash", "1", "1", "9", "9")
+        await until(pilot, app, "gpu1199", without="gpu0000")
+        await pilot.press("enter", "enter")
+        await until(pilot, app, "srobust top: node gpu1199")
+        await until(pilot, app, "rank 9592 has written nothing")
+        await pilot.press("escape")
+        await until(pilot, app, "filter: 1199")
+        await pilot.press("escape", "home")
+        await until(pilot, app, "gpu0000")
 
     run([folder], test)
 

@@ -162,6 +162,57 @@ def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFol
     assert feed.look().slurm == "RUNNING"
 
 
+def test_the_ettr_of_an_ended_job_stands_still(folder: FakeFolder, clock: Clock) -> None:
+    slurm = FakeSlurm()
+    folder.append(ev.RunEnded(t=T, code=143, reason="ordered to end by SIGTERM", final=False))
+    feeds = [JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono) for _ in range(2)]
+    soon = feeds[0].look().moment.ettr
+    clock.past_s = 3600.0
+    assert soon is not None
+    assert soon > 0.5
+    assert feeds[0].look().moment.ettr == feeds[1].look().moment.ettr == soon
+
+
+def test_a_pending_job_that_is_looked_at_alone_is_asked_for_every_few_seconds(
+    folder: FakeFolder, clock: Clock
+) -> None:
+    slurm = FakeSlurm()
+    job_id = slurm.submit(SubmitRequest(command=("x",)))
+    folder.directory.journal.write_bytes(b"")
+    folder.append(
+        events.run_started(t=T, run_id="4711-abcd", job_id=job_id, command=("x",)),
+        ev.RequeueStarted(t=T, exclude=(), reason="n1 is lost", failure=True),
+        ev.StageDone(t=T, what="requeue", ok=True, detail=""),
+    )
+    feed = JobFeed(folder.directory, slurm, alone=True, wall=clock.wall, mono=clock.mono)
+    for node in slurm.nodes():
+        slurm.cluster.set_node(node.name, states=frozenset({"DOWN"}))
+    job, states = slurm.job(job_id), frozenset({"PENDING"})
+    slurm.cluster.put(job, states=states, restart_count=1, reason="Resources", nodes=())
+    assert "Resources" in feed.look().slurm
+    view = feed.look()
+    assert view.waiting is not None
+    assert view.situation.wrong[0].startswith("waits in Slurm's queue")
+    slurm.cluster.unreachable = True
+    assert "Resources" in feed.look().slurm, "Slurm has others to answer"
+    clock.past_s = feed_module.PENDING_S
+    assert "does not answer" in feed.look().slurm
+
+
+def test_the_curves_and_the_output_of_rank_0_are_those_of_the_journal_and_the_log(
+    folder: FakeFolder, clock: Clock
+) -> None:
+    folder.append(ev.ProgressMade(t=T, generation=5, step=1195, reported=True, loss=2.25))
+    log = folder.directory.worker_log(5, 0, "out")
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1195\n")
+    view = JobFeed(folder.directory, alone=True, wall=clock.wall, mono=clock.mono).look()
+    assert view.losses == (2.5, 2.25)
+    assert view.step_times[-1] == pytest.approx(1.0)
+    assert view.tail == ("step 1195",)
+    assert JobFeed(folder.directory, wall=clock.wall, mono=clock.mono).look().tail == ()
+
+
 def test_a_live_status_that_is_live_is_shown_as_it_was(folder: FakeFolder, feed: JobFeed) -> None:
     folder.append(opened(1))
     folder.show(t=T)

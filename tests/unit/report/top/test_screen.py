@@ -21,7 +21,9 @@ from slurm_robust.model.live_status import (
     LiveUpdate,
     NodeState,
 )
-from slurm_robust.report.top.feed import LiveView
+from slurm_robust.model.state import JobState
+from slurm_robust.report.situation import JobSize
+from slurm_robust.report.top.feed import LiveView, situation_of
 from slurm_robust.report.top.screen import (
     HELP,
     STYLES,
@@ -34,10 +36,17 @@ from slurm_robust.report.top.screen import (
     foot,
     head,
     incident_lines,
+    instead_of_nodes,
     job_heads,
     job_row,
+    matching,
+    more,
+    node_lines,
+    spark,
     wrapped,
 )
+from slurm_robust.slurm.need import Places
+from slurm_robust.trainings.waiting import PendingJob
 from tests.builders.live_statuses import live_node, live_status
 
 WIDTHS = (80, 132)
@@ -57,7 +66,8 @@ def view(moment: LiveStatus, **changes: object) -> LiveView:
         folder="/jobs/4711", live=True, source="", age_s=1.2, state="training", reason="", slurm="",
         moment=moment, incidents=(),
     )  # fmt: skip
-    return structs.replace(made, **changes)
+    made = structs.replace(made, **changes)
+    return structs.replace(made, situation=situation_of(made, JobState(), 1.7e9))
 
 
 def shown(lines: Iterable[Line]) -> str:
@@ -79,14 +89,15 @@ def test_the_head_answers_what_is_asked() -> None:
         nodes=(*nodes, standby), incident=incident(), stage="stopping", stage_why="gpu0007 is silent"
     )
     text = shown(head(view(moment, state="recovering"), 80))
+    flat = " ".join(text.split())
     for part in (
-        "job 4711  recovering", "generation 5, run 2", "live, 1.2 s ago", "step 1,200",
+        "job 4711 recovering", "generation 5, run 2", "live, 1.2 s ago", "step 1,200",
         "1.25 s/step (p50 1.2)",
-        "loss 2.123", "97.3%, of the last hour 99.1%", "stopping for 12 min: gpu0007 is silent",
+        "loss 2.123", "97.3%, of the last hour 99.1%", "stops the ranks for 12 min: gpu0007 is silent",
         "incident 4 for 12 s: node lost", "evict gpu0007, sp1 takes its slot", "memory 1,200, peer 1,196",
         "storage 1,000 (4 min ago)", "4: 3 training, 1 silent", "standbys: 1 rehearsed",
     ):  # fmt: skip
-        assert part in text
+        assert part in flat
     assert max(map(cell_len, text.splitlines())) <= 90  # longer ones are cut by the screen
 
 
@@ -223,6 +234,80 @@ def test_no_hostile_text_leaves_the_lines(text: str) -> None:
 
 def test_the_help_of_top_fits_the_screen() -> None:
     assert max(cell_len(line) for line in shown(HELP).splitlines()) <= 80
+
+
+def test_what_is_wrong_with_a_node_is_whole_below_its_row_if_that_has_no_room() -> None:
+    why = "gpu3: XID 94 (contained ECC error), seen 12 s ago; its row of the table is too short for all of it"
+    node = live_node(0, state=NodeState.SILENT, why=why)
+    narrow = Columns((node,), 79)
+    assert " ".join(shown(narrow.below(node)).split()) == why
+    assert narrow.below(live_node(0, phase="x" * 200)) == [], "nothing is wrong with it"
+    assert Columns((node,), 220).below(node) == []
+    assert "memory" not in shown([narrow.heads()])
+    assert "memory" in shown([Columns((node,), 120).heads()])
+
+
+def test_a_tall_screen_shows_curves_incidents_and_the_output_of_rank_0() -> None:
+    full = view(live_status(), losses=(5.0, 3.0, 2.5), step_times=(0.3, 0.3, 0.9), tail=tuple("abcdefgh"))
+    text = shown(more(full, 132, 12))
+    assert "█▂▁ 2.5 to 5, now 2.5" in text
+    assert "▁▁█ 0.3 to 0.9, now 0.9" in text
+    assert text.endswith("output of rank 0\nb\nc\nd\ne\nf\ng\nh")
+    assert more(view(live_status()), 132, 12) == []
+    assert len(more(full, 132, 5)) <= 5
+
+
+def test_a_curve_has_no_more_blocks_than_columns_and_keeps_its_peaks() -> None:
+    assert spark((), 10) == ""
+    assert spark([1.0] * 5, 10) == "▁▁▁▁▁"
+    values = [0.0] * 999
+    values[500] = 1.0
+    assert len(spark(values, 40)) <= 40
+    assert spark(values, 40).count("█") == 1
+
+
+def test_the_nodes_of_a_requeued_job_give_way_to_what_slurm_has_for_it() -> None:
+    places = Places(free=("n1", "n2"), dead=("n3",), left_out=("n5",))
+    waits = PendingJob(
+        since=1.7e9 - 480,
+        reason="Resources",
+        least=4,
+        most=5,
+        places=places,
+        command="",
+        why="it lacks 2 nodes",
+    )
+    pending = view(live_status(), live=False, state="requeued", reason="n3 is lost", waiting=waits)
+    lines = instead_of_nodes(pending, 80)
+    assert lines is not None
+    assert "free      2 nodes: n[1-2]" in shown(lines)
+    text = " ".join(shown(head(pending, 80)).split())
+    assert "waits in Slurm's queue for 8 min for 4 to 5 nodes: 2 nodes free" in text
+    assert "4 training" not in text
+    assert instead_of_nodes(view(live_status()), 80) is None
+
+
+def test_the_size_at_the_beginning_is_shown_if_it_was_another_one() -> None:
+    moment = live_status(nodes=(live_node(0), live_node(1)), world=16)
+    text = " ".join(shown(head(view(moment, began=JobSize(ranks=32, standbys=1)), 132)).split())
+    assert "now 16 ranks + no standby, began with 32 ranks + 1 standby" in text
+    assert "began" not in shown(head(view(moment, began=JobSize(ranks=16, standbys=0)), 132))
+
+
+def test_nodes_are_filtered_by_name_state_and_text() -> None:
+    nodes = (live_node(0), live_node(1, state=NodeState.SILENT), live_node(2, alerts=("gpu.ecc gpu3",)))
+    assert [node.slot for node in matching(nodes, "SILENT")] == [1]
+    assert [node.slot for node in matching(nodes, "ecc")] == [2]
+    assert matching(nodes, "") == nodes
+
+
+def test_a_node_is_opened_with_its_ranks_alerts_and_last_output() -> None:
+    node = live_node(3, failed=2, alerts=("gpu.ecc gpu3: XID 94",))
+    text = shown(node_lines(node, live_status(), ("step 7 loss 2.1",), 80))
+    assert "gpu0003  slot 3, ranks 24-31: training" in text
+    assert "alert     gpu.ecc gpu3: XID 94" in text
+    assert "last output of rank 24\nstep 7 loss 2.1" in text
+    assert "rank 24 has written nothing" in shown(node_lines(node, live_status(), (), 80))
 
 
 def test_a_job_whose_code_was_updated_says_what_runs_and_what_waits() -> None:
