@@ -72,7 +72,8 @@ def pages_named() -> Iterator[tuple[str, str]]:
     for path in MODULES:
         for name in re.findall(r"\bpage\([\"']([^\"']+)", path.read_text()):
             yield str(path.relative_to(ROOT)), name
-    for path in (*MODULES, *(ROOT / "sbatch_templates").iterdir(), *(ROOT / "prolog_epilog").glob("*.sh")):
+    others = ("sbatch_templates/*", "prolog_epilog/*.sh", "monitoring/*.yml", "man/*")
+    for path in (*MODULES, *(path for pattern in others for path in ROOT.glob(pattern))):
         for name in re.findall(r"docs/([\w/-]+\.md(?:#[\w-]+)?)", path.read_text()):
             yield str(path.relative_to(ROOT)), name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import yaml
 from slurm_robust.cli.main import make_parser
 from slurm_robust.cli.parsing import UsageError
 from slurm_robust.cli.words import split_arguments, split_command
+from slurm_robust.home import HOME
 from tests.pages import DOCS, blocks, commands, plain_blocks
 from tools.reference_pages import BEGIN, COMMAND, END, PAGES, with_part
 from tools.site_pages import BESIDE, relinked, source_of
@@ -161,12 +164,17 @@ class Fetched(HTMLParser):
         self.urls += re.findall(r"url\(([^)]+)\)", given.get("style") or "")
 
 
-@pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_needs_no_other_host(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
+    return site
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_needs_no_other_host(site: Path) -> None:
     pages = {str(path.relative_to(site)) for path in site.rglob("*.html")}
     assert {f"{Path(page).with_suffix('')}.html" for page in [*WRITTEN, *BESIDE.values()]} <= pages
     found = set()
@@ -175,10 +183,97 @@ def test_the_site_is_built_without_a_warning_and_needs_no_other_host(tmp_path: P
         parser = Fetched()
         parser.feed(text)
         found |= {(page, url) for url in parser.urls if re.match(r"\s*['\"]?(?:[a-z]+:)?//", url)}
-        # What the theme's script would fetch from elsewhere: diagrams.
+        # What the theme's script would fetch from elsewhere: diagrams, and figures of the repository.
         assert 'class="mermaid"' not in text, page
+        assert 'data-md-component="source"' not in text, page
         assert not re.search(r"^[*-] .*</p>", text, re.MULTILINE), f"{page}: a list that is none"
     for path in site.rglob("*.css"):
         urls = re.findall(r"(?:url\(|@import)\s*['\"]?((?:[a-z]+:)?//[^'\")]+)", path.read_text())
         found |= {(path.name, url) for url in urls}
     assert found == set()
+
+
+@pytest.mark.slow
+def test_pages_lead_to_the_next_one_and_to_the_repository(site: Path) -> None:
+    page = (site / "user-guide.html").read_text()
+    assert re.search(r'href="trainings.html"[^>]*md-footer__link--next|md-footer__link--next', page)
+    assert f'<a href="{HOME}"' in page
+
+
+# -- the search ----------------------------------------------------------------------------------------------
+
+
+class Search:
+    """The search of the site: its index, its separator, the fields' weights, words and their beginnings."""
+
+    def __init__(self, site: Path) -> None:
+        lunr = pytest.importorskip("lunr", reason="make setup")
+        found = json.loads((site / "search" / "search_index.json").read_text())
+        self.separator = found["config"]["separator"]
+        fields = [
+            {"field_name": name, "boost": int(of["boost"])} for name, of in found["config"]["fields"].items()
+        ]
+        builder = lunr.get_default_builder()
+        for step in ("trimmer", "stemmer"):
+            builder.pipeline.remove(builder.pipeline.registered_functions[step])
+            if step == "stemmer":
+                builder.search_pipeline.remove(builder.pipeline.registered_functions[step])
+        self.index = lunr.lunr(
+            ref="location",
+            fields=fields,
+            documents=[
+                {
+                    "location": page["location"],
+                    "title": self.plain(page["title"]),
+                    "text": self.plain(page["text"]),
+                    "tags": "",
+                }
+                for page in found["docs"]
+            ],
+            builder=builder,
+        )
+
+    def plain(self, text: str) -> str:
+        return re.sub(self.separator, " ", html.unescape(re.sub(r"<[^>]+>", " ", text)))
+
+    def hits(self, words: str) -> list[str]:
+        """Where the sections are that are found, the best first."""
+        terms = [term for word in self.plain(words).split() for term in (word, f"{word}*")]
+        return [hit["ref"] for hit in self.index.search(" ".join(terms))]
+
+
+@pytest.fixture(scope="module")
+def search(site: Path) -> Search:
+    return Search(site)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("pending", "on-call.html#pending-after-a-requeue"),
+        ("ReqNodeNotAvail", "on-call.html#pending-after-a-requeue"),
+        ("BadConstraints", "on-call.html#pending-after-a-requeue"),
+        ("ExcNodeList", "on-call.html#pending-after-a-requeue"),
+        ("held", "on-call.html#held"),
+        ("JobHeldUser", "on-call.html#held"),
+        ("93", "on-call.html#exit-code-93-the-job-gave-up"),
+        ("exit code 93", "on-call.html#exit-code-93-the-job-gave-up"),
+        ("hang", "on-call.html#no-step-a-hang"),
+        ("no standby left", "on-call.html#no-standby-left"),
+        ("disk full", "on-call.html#storage-or-disk-full"),
+        ("storage full", "on-call.html#storage-or-disk-full"),
+        ("job gone", "on-call.html#job-gone"),
+        ("loss nan", "on-call.html#loss-is-nan"),
+        ("slower", "on-call.html#slower-than-yesterday"),
+        ("controller silent", "on-call.html#controller-gone"),
+        ("drained", "on-call.html#a-node-is-drained"),
+    ],
+)
+def test_words_of_a_person_at_night_find_the_page_on_call(search: Search, words: str, expected: str) -> None:
+    assert expected in search.hits(words)[:3]
+
+
+@pytest.mark.slow
+def test_a_word_that_is_nowhere_finds_nothing(search: Search) -> None:
+    assert search.hits("zzyzx") == []
