@@ -96,11 +96,10 @@ def _named(wish: Wish, offer: Offer, partition: Partition | None) -> Choice:
         return Choice(
             name="partition", value="", why="yours, or leave it to the site's default", is_sure=False
         )
-    has = f"{count(partition.nodes, 'node')} in service"
-    if partition.cpus:
-        has += f" of {count(partition.cpus, 'CPU')}"
-    if partition.gpus:
-        has += f" and {count(partition.gpus, 'GPU')}"
+    each = [
+        count(number, name) for number, name in ((partition.cpus, "CPU"), (partition.gpus, "GPU")) if number
+    ]
+    has = f"{count(partition.nodes, 'node')} in service{', each with ' if each else ''}{' and '.join(each)}"
     others = [one for one in offer.partitions if one.is_default and one is not partition]
     if wish.partition is not None:
         why = GIVEN

@@ -52,7 +52,9 @@ def test_a_slurm_that_does_not_answer_is_told_and_leaves_all_to_the_user() -> No
 def test_a_partition_with_gpus_comes_before_a_default_without() -> None:
     found = chosen(Wish())
     assert found["partition"].value == "gpu"
-    assert found["partition"].why.startswith("it has GPUs, the default (cpu) has none: 12 nodes")
+    assert found["partition"].why == (
+        "it has GPUs, the default (cpu) has none: 12 nodes in service, each with 96 CPUs and 8 GPUs"
+    )
     assert (found["gpus-per-node"].value, found["time"].value) == ("8", "2-00:00:00")
     assert found["account"].why.endswith(": llm or vision")
 
