@@ -12,6 +12,7 @@ from slurm_robust.ledger.classes import Part
 from slurm_robust.ledger.summary import DRILL, WINDOW_S, Lost, Summary
 from slurm_robust.model.record import Record
 from slurm_robust.report.job_report import JobReport
+from slurm_robust.trainings.jobs import ChapterState
 from slurm_robust.trainings.phase import CANCELLED, PREEMPTED, REQUEUED
 from slurm_robust.util.text import count, duration, one_line
 
@@ -78,9 +79,10 @@ class LostRow(Record):
 def banner(report: JobReport) -> Banner:
     """Return how the job stands."""
     phase, reason = report.phase, report.reason
-    lasts = duration(max(0.0, report.end - report.stages[-1].begin)) if report.stages else ""
+    queued = [stage for stage in report.stages[-1:] if stage.part is Part.QUEUE]
+    lasts = duration(max(0.0, report.end - queued[0].begin)) if queued else ""
     tone, text, more = Tone.PLAIN, phase.capitalize(), reason
-    if phase == REQUEUED or (report.waiting is not None and not report.ended):
+    if phase in (REQUEUED, ChapterState.PENDING.value) or (report.waiting is not None and not report.ended):
         tone, text, more = _waits(report, lasts)
     elif phase == "training":
         step = max((step for step in report.progress.step[-1:]), default=-1)
@@ -94,7 +96,7 @@ def banner(report: JobReport) -> Banner:
         tone = Tone.WARNING
     elif phase == "finished":
         tone = Tone.GOOD
-    elif phase not in (CANCELLED, "queued"):
+    elif phase not in (CANCELLED, ChapterState.ENDED.value, ChapterState.GONE.value):
         tone = Tone.BAD
         text += f" with exit code {report.exit_code}" if report.exit_code is not None else ""
     return Banner(tone=tone, text=one_line(text), more=one_line(more))

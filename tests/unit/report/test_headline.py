@@ -7,6 +7,7 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 
 from slurm_robust.report.headline import Tone, banner, figures, lost_rows, widths
@@ -53,6 +54,11 @@ def test_how_a_job_stands_is_one_line_with_a_colour(
 ) -> None:
     found = banner(job_report(journal.events, at(999), slurm, {}))
     assert (found.tone, found.text) == (tone, text)
+
+
+def test_a_training_whose_next_job_has_not_begun_waits() -> None:
+    found = banner(replace(report(job()), phase="pending", reason="Priority", ended=False))
+    assert (found.tone, found.text) == (Tone.WARNING, "Waits in the queue")
 
 
 def test_a_job_that_recovers_says_for_how_long() -> None:

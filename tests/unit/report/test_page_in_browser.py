@@ -165,6 +165,29 @@ def test_a_band_leads_to_its_row_and_a_row_to_the_bands(opened: Page) -> None:
     assert quiet(opened)
 
 
+def test_the_mouse_reads_a_value_in_all_charts_and_drags_a_zoom(opened: Page) -> None:
+    opened.run('document.querySelector("#loss").scrollIntoView()')
+    opened.settle()
+    place = 'document.querySelector("#loss .plot").getBoundingClientRect()'
+    left, top = opened.run(f"{place}.left"), opened.run(f"{place}.top")
+
+    def mouse(kind: str, x: float) -> None:
+        opened.call(
+            "Input.dispatchMouseEvent", type=kind, x=left + x, y=top + 100, button="left", clickCount=1
+        )
+
+    mouse("mouseMoved", 400)
+    assert "step " in opened.run('document.getElementById("loss-readout").textContent')
+    assert "step " in opened.run('document.getElementById("step_s-readout").textContent')
+    assert "since the start" in opened.run('document.getElementById("ettr-readout").textContent')
+    whole = opened.run(SHOWN)
+    for kind, x in (("mousePressed", 400), ("mouseMoved", 500), ("mouseMoved", 600), ("mouseReleased", 600)):
+        mouse(kind, x)
+    opened.settle()
+    assert opened.run(SHOWN) != whole
+    assert quiet(opened)
+
+
 def test_the_axis_of_the_curves_shows_steps_at_a_press(opened: Page) -> None:
     do(opened, "axis")
     ticks = '[...document.querySelectorAll("#loss .tick")].map((one) => one.textContent)'

@@ -227,7 +227,7 @@
         for (let many = Math.min(3, sorted.length); many > 0; many -= 1) {
           const label = sorted.slice(0, many).map(({ one }) => one.label).join(", "), width = wide(label) + 6;
           const from = x + 4 + width <= end ? x + 4 : end === this.width ? x - width - 2 : 0;
-          if (from < free) continue;
+          if (from < Math.max(free, (sets[place - 1]?.x ?? 0) + 3)) continue;
           put(sorted[0].flag, "text", { class: "label", x: from, y: top - 5 }, label);
           free = from + width + 4;
           break;
