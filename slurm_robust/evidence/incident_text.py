@@ -35,7 +35,7 @@ _PLAIN = frozenset(
     each.value for each in (inc.Symptom.WORKER_EXIT, inc.Symptom.USER_EXCEPTION, inc.Symptom.NODE_LOST)
 )
 # What is seen of these says by itself what it is.
-_GENERATION = re.compile(r" \(generation \d+\)")
+_ASIDE = re.compile(r" \([^()]*\)")
 
 _STANDING = ("inspection: kernel log not read", "inspection: default limits are used", "the kernels of ")
 """Beginnings of notes that say how things stand in each run, and nothing of what went wrong."""
@@ -179,7 +179,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
 
 def what(report: IncidentReport) -> str:
     """Return what was seen first, in short: ``rank 2: SIGKILL on n3``, ``hang: no step for 26 s``."""
-    seen = first_sentence(_GENERATION.sub("", report.signs[0]), most=MAX_WHAT).removesuffix(" …")
+    seen = first_sentence(_ASIDE.sub("", report.signs[0]), most=MAX_WHAT).removesuffix(" …")
     more = f"; {len(report.signs) - 1} more" if report.signs[1:] else ""
     return one_line(f"{seen}{more}" if report.symptom in _PLAIN else f"{report.symptom}: {seen}{more}")
 

@@ -13,6 +13,7 @@ they had.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -23,16 +24,20 @@ from slurm_robust.evidence.incidents import IncidentReport
 from slurm_robust.evidence.updates import result
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.model.updates import UpdateResult, UpdateRow
 from slurm_robust.report.job_view import JobView, LaunchView
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.telemetry.perfetto import document
 from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
 from slurm_robust.terminal.console import section, show
 from slurm_robust.trainings.find import load_events, named, newest_job
 from slurm_robust.trainings.jobs import ChapterRow, begun, jobs_of
 from slurm_robust.trainings.slurmview import make_slurm
+from slurm_robust.util.files import write_atomically
 from slurm_robust.util.text import count, date_and_time, one_line
 
 APPLICATION, TRAINING_LOOP = "application", "training_loop"
@@ -58,10 +63,17 @@ class TrainingTraces(Record):
     """Jobs without a journal, with what they do or why it cannot be read."""
 
 
-def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int:
-    """Print the spans of a job or a training, or send them.
+class NotWritten(SrobustError):
+    """The file for Perfetto cannot be written."""
 
-    Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``.
+    exit_code = ExitCode.JOB_DIR
+    fix = "name a file in a folder where you may write"
+
+
+def main(name: str, *, otlp: str | None, perfetto: Path | None, json: bool, job_dir: str | None) -> int:
+    """Print the spans of a job or a training, send them, or write them to a file.
+
+    Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``, :class:`NotWritten`.
     """
     slurm = make_slurm()
     found = named(name, job_dir, slurm)
@@ -82,12 +94,53 @@ def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int
             ) from error
         for trace in traces:
             send(trace, otlp)
+    if perfetto is not None:
+        _write(perfetto, found, slurm)
+        return 0
     if otlp is None or json:
         show(shown, render, json=json)
     else:
         of_jobs = f" of {len(traces)} jobs" if len(traces) > 1 else ""
         print(f"{count(sum(len(trace.spans) for trace in traces), 'span')}{of_jobs} sent to {one_line(otlp)}")
     return 0
+
+
+def _write(target: Path, found: JobDirectory | TrainingDirectory, slurm: SlurmClient) -> None:
+    """Write the spans of a job, or of a training's newest one, for Perfetto. Raises :class:`NotWritten`."""
+    directory = newest_job(found, slurm) if isinstance(found, TrainingDirectory) else found
+    job = JobView(events=load_events(directory))
+    try:
+        write_atomically(target, document(trace_of(job), of_nodes(job)), durable=False)
+    except OSError as error:
+        raise NotWritten(f"{target}: {error.strerror}") from error
+    print(f"{one_line(str(target))}: open it in ui.perfetto.dev or chrome://tracing")
+
+
+def of_nodes(job: JobView) -> dict[str, list[TraceSpan]]:
+    """Return what each node did: the generations in which it trained, and when it was evicted. Pure."""
+    found: dict[str, list[TraceSpan]] = {}
+    for launch in job.launches.values():
+        if launch.ended is None:
+            continue
+        for slot, node in enumerate(launch.launched.slots):
+            found.setdefault(node, []).append(
+                TraceSpan(
+                    key=f"{node} {launch.number}",
+                    name=f"slot {slot}, generation {launch.number}",
+                    begin=launch.launched.t,
+                    end=launch.ended.t,
+                    attributes={"srobust.reason": one_line(launch.ended.reason, MAX_TEXT)},
+                )
+            )
+    for event in job.events:
+        if isinstance(event, ev.NodeEvicted):
+            gone: dict[str, Value] = {"srobust.reason": one_line(event.reason, MAX_TEXT)}
+            found.setdefault(event.node, []).append(
+                TraceSpan(
+                    key=f"{event.node} out", name="evicted", begin=event.t, end=event.t, attributes=gone
+                )
+            )
+    return dict(sorted(found.items()))
 
 
 def traces_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingTraces:
@@ -306,6 +359,7 @@ def render(shown: Trace | TrainingTraces) -> RenderableType:
     for name in ("begin", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("span", overflow="fold")
+    table.add_column("on", overflow="fold")
     children = by_parent(shown.spans)
     known = {span.key for span in shown.spans}
     tops = [span for parent, spans in children.items() if parent not in known for span in spans]
@@ -318,5 +372,15 @@ def _rows(
 ) -> None:
     for span in spans:
         text = one_line(f"{span.name}  {span.error}" if span.error else span.name)
-        table.add_row(date_and_time(span.begin), f"{span.seconds:.1f}", Text("  " * depth + text))
+        begin, took = date_and_time(span.begin), f"{span.seconds:.1f}"
+        table.add_row(begin, took, Text("  " * depth + text), Text(_where(span)))
         _rows(table, children.get(span.key, ()), children, depth + 1)
+
+
+def _where(span: TraceSpan) -> str:
+    """Return the node that a span is about, or on how many nodes it was."""
+    about = span.attributes
+    if node := about.get("srobust.slowest_node") or about.get("srobust.suspects"):
+        return one_line(str(node))
+    nodes = about.get("srobust.nodes")
+    return count(nodes, "node") if isinstance(nodes, int) else ""

@@ -199,7 +199,7 @@ def _from_nothing(world: World, reasons: Sequence[str]) -> str:
         why = f" ({'; '.join(reasons)})" if reasons else ""
         return f"starts again from step 0: no checkpoint can be reached{why}"
     if world.has_stepped:
-        return "starts; the script resumes by itself, since it does not use Checkpointer"
+        return "starts again; where it goes on is the script's affair (it has no sr.Checkpointer)"
     return "starts from step 0, or where the script resumes by itself: no step was reported so far"
 
 

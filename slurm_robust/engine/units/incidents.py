@@ -134,7 +134,10 @@ class Incidents:
         context.ask(SaveEvidence(number=incident.number), now)
         took = f" (recovery took {recover_s:.2f} s)" if recover_s is not None else ""
         how = "; training went on by itself" if by_itself else took
-        context.emit(Say(text=f"incident {incident.number}: over, step {step} is done{how}"))
+        over = f"over, step {step} is done{how}"
+        if not context.world.reports:
+            over = f"over, the script makes steps again{how}; those that it repeats are not known"
+        context.emit(Say(text=f"incident {incident.number}: {over}"))
 
     def _recovery_s(self, incident: OpenIncident, age_s: float, now: Now) -> float | None:
         """Return the seconds from the decision to a step completed ``age_s`` ago; None if unknown."""

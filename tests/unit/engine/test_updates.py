@@ -736,7 +736,7 @@ def test_later_generations_of_a_script_without_our_api_are_not_said_to_begin_at_
     sim.run_until(lambda: sim.step >= 5, within_s=300.0)
     sim.kill_rank(0)
     sim.run_until(lambda: launched(sim).generation == 2, within_s=120.0)
-    text = "generation 2 starts; the script resumes by itself, since it does not use Checkpointer"
+    text = "generation 2 starts again; where it goes on is the script's affair (it has no sr.Checkpointer)"
     assert text in sim.said
 
 

@@ -170,7 +170,7 @@ def test_a_collector_gets_every_span_with_its_ids_and_times(
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'slurm_robust[admin]'")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    assert trace.main(str(job.path), otlp=collector.url, json=False, job_dir=None) == 0
+    assert trace.main(str(job.path), otlp=collector.url, perfetto=None, json=False, job_dir=None) == 0
     expected = trace_of(JobView(events=incident_journal.whole()))
     assert capsys.readouterr().out == f"{len(expected.spans)} spans sent to {collector.url}\n"
     ((path, body),) = collector.taken
@@ -197,8 +197,44 @@ def test_a_collector_that_refuses_is_an_error_with_its_words(collector: Collecto
 
 
 def test_json_has_all_of_it(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trace.main(str(job.path), otlp=None, json=True, job_dir=None) == 0
+    assert trace.main(str(job.path), otlp=None, perfetto=None, json=True, job_dir=None) == 0
     shown = json.loads(capsys.readouterr().out)
     assert len(shown["spans"]) == len(trace_of(JobView(events=incident_journal.whole())).spans)
-    assert trace.main(str(job.path), otlp=None, json=False, job_dir=None) == 0
+    assert trace.main(str(job.path), otlp=None, perfetto=None, json=False, job_dir=None) == 0
     assert "training_loop" in capsys.readouterr().out
+
+
+def test_the_spans_name_their_nodes(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace.main(str(job.path), otlp=None, perfetto=None, json=False, job_dir=None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("srobust.generation" in line and line.endswith("4 nodes") for line in lines)
+    assert any("node lost" in line and line.endswith("n2") for line in lines)
+
+
+def test_perfetto_gets_the_trace_events_of_chrome_with_a_row_for_each_node(
+    job: JobDirectory, tmp_path: Path
+) -> None:
+    target = tmp_path / "job.json"
+    assert trace.main(str(job.path), otlp=None, perfetto=target, json=False, job_dir=None) == 0
+    found = json.loads(target.read_bytes())
+    assert set(found) == {"displayTimeUnit", "traceEvents"}
+    events = found["traceEvents"]
+    for event in events:  # the required fields of the format, by the phase of the event
+        assert {"name", "ph", "pid", "tid"} <= set(event)
+        assert event["ph"] in ("X", "M")
+        assert event["ph"] == "M" or (event["ts"] > 0 and event["dur"] >= 0)
+        assert event["ph"] == "X" or event["args"]
+    rows = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    assert {"job", "incidents", "n1", "n2"} <= set(rows)
+    on_n2 = [event["name"] for event in events if event["ph"] == "X" and event["tid"] == rows["n2"]]
+    assert on_n2[0] == "slot 1, generation 1"
+    assert "evicted" in on_n2
+    for name, row in rows.items():  # one span lies within another or beside it, as viewers need it
+        spans = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == row]
+        crossing = [(a, c) for a, b in spans for c, d in spans if a + 10 < c < b - 10 < d - 20]
+        assert crossing == [], name
+
+
+def test_a_file_that_cannot_be_written_is_an_error(job: JobDirectory, tmp_path: Path) -> None:
+    with pytest.raises(trace.NotWritten):
+        trace.main(str(job.path), otlp=None, perfetto=tmp_path / "no" / "x", json=False, job_dir=None)

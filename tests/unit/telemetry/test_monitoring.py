@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slurm_robust.home import page
 from slurm_robust.telemetry.table import JobMetric, NodeMetric, all_of, page_with_tables
 from tests.unit.telemetry.monitoring import (
     DASHBOARDS,
@@ -74,10 +75,17 @@ def test_the_example_is_a_configuration() -> None:
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
 def test_each_alert_leads_to_what_to_do(rule: dict[str, dict[str, str]]) -> None:
-    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    url, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert url == page("monitoring.md"), "an address that leads somewhere from everywhere"
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / "monitoring.md").read_text(), re.MULTILINE)
     assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     assert anchor == str(rule["alert"]).lower()
+
+
+def test_the_figures_at_the_top_of_a_job_are_coloured_where_that_says_something() -> None:
+    top = [panel for panel in dashboard("job.json")["panels"] if panel["gridPos"]["y"] == 0]
+    plain = [panel["title"] for panel in top if "thresholds" not in panel["fieldConfig"]["defaults"]]
+    assert plain == ["Step"]
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
