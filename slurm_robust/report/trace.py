@@ -63,7 +63,7 @@ class TrainingTraces(Record):
     """Jobs without a journal, with what they do or why it cannot be read."""
 
 
-class NotWritten(SrobustError):
+class TraceNotWritten(SrobustError):
     """The file for Perfetto cannot be written."""
 
     exit_code = ExitCode.JOB_DIR
@@ -73,7 +73,7 @@ class NotWritten(SrobustError):
 def main(name: str, *, otlp: str | None, perfetto: Path | None, json: bool, job_dir: str | None) -> int:
     """Print the spans of a job or a training, send them, or write them to a file.
 
-    Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``, :class:`NotWritten`.
+    Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``, :class:`TraceNotWritten`.
     """
     slurm = make_slurm()
     found = named(name, job_dir, slurm)
@@ -106,13 +106,13 @@ def main(name: str, *, otlp: str | None, perfetto: Path | None, json: bool, job_
 
 
 def _write(target: Path, found: JobDirectory | TrainingDirectory, slurm: SlurmClient) -> None:
-    """Write the spans of a job, or of a training's newest one, for Perfetto. Raises :class:`NotWritten`."""
+    """Write the spans of a job, or of a training's newest one, for Perfetto. Raises :class:`TraceNotWritten`."""
     directory = newest_job(found, slurm) if isinstance(found, TrainingDirectory) else found
     job = JobView(events=load_events(directory))
     try:
         write_atomically(target, document(trace_of(job), of_nodes(job)), durable=False)
     except OSError as error:
-        raise NotWritten(f"{target}: {error.strerror}") from error
+        raise TraceNotWritten(f"{target}: {error.strerror}") from error
     print(f"{one_line(str(target))}: open it in ui.perfetto.dev or chrome://tracing")
 
 

@@ -13,7 +13,7 @@ _ROWS = (("update", "updates"), ("incident", "incidents"), ("stored", "checkpoin
 _JOB = "job"
 
 
-class Event(msgspec.Struct, omit_defaults=True):
+class TraceEvent(msgspec.Struct, omit_defaults=True):
     """One entry of the list: a span (``X``), or the name of a process or row (``M``)."""
 
     name: str
@@ -37,12 +37,16 @@ def document(trace: Trace, nodes: Mapping[str, Sequence[TraceSpan]]) -> bytes:
         rows[kinds.get(span.key.partition(" ")[0], _JOB)].append(span)
     rows |= {node: list(spans) for node, spans in nodes.items()}
     title = f"job {trace.attributes.get('slurm.job.id', '')}".strip()
-    events = [Event(name="process_name", ph="M", pid=1, tid=0, args={"name": title})]
+    events = [TraceEvent(name="process_name", ph="M", pid=1, tid=0, args={"name": title})]
     for number, (row, spans) in enumerate(rows.items(), 1):
-        events.append(Event(name="thread_name", ph="M", pid=1, tid=number, args={"name": row}))
-        events.append(Event(name="thread_sort_index", ph="M", pid=1, tid=number, args={"sort_index": number}))
+        events.append(TraceEvent(name="thread_name", ph="M", pid=1, tid=number, args={"name": row}))
+        events.append(
+            TraceEvent(name="thread_sort_index", ph="M", pid=1, tid=number, args={"sort_index": number})
+        )
         for span in spans:
             about = {**span.attributes, **({"error": span.error} if span.error else {})}
             begin, dur = span.begin * 1e6, span.seconds * 1e6
-            events.append(Event(name=span.name, ph="X", pid=1, tid=number, ts=begin, dur=dur, args=about))
+            events.append(
+                TraceEvent(name=span.name, ph="X", pid=1, tid=number, ts=begin, dur=dur, args=about)
+            )
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})

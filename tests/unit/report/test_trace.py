@@ -236,5 +236,5 @@ def test_perfetto_gets_the_trace_events_of_chrome_with_a_row_for_each_node(
 
 
 def test_a_file_that_cannot_be_written_is_an_error(job: JobDirectory, tmp_path: Path) -> None:
-    with pytest.raises(trace.NotWritten):
+    with pytest.raises(trace.TraceNotWritten):
         trace.main(str(job.path), otlp=None, perfetto=tmp_path / "no" / "x", json=False, job_dir=None)
