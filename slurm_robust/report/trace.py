@@ -106,7 +106,7 @@ def main(name: str, *, otlp: str | None, perfetto: Path | None, json: bool, job_
 
 
 def _write(target: Path, found: JobDirectory | TrainingDirectory, slurm: SlurmClient) -> None:
-    """Write the spans of a job, or of a training's newest one, for Perfetto. Raises :class:`TraceNotWritten`."""
+    """Write the spans of a job, of a training's newest one, for Perfetto. Raises :class:`TraceNotWritten`."""
     directory = newest_job(found, slurm) if isinstance(found, TrainingDirectory) else found
     job = JobView(events=load_events(directory))
     try:
