@@ -471,7 +471,7 @@ class BaselineLimits(Section):
 class SiteCheck(Section):
     """A check of the site: an executable that follows the Nagios convention, or a Python function.
 
-    Give either ``command`` or ``python``. See [checks of your own](site-checks.md).
+    Give either ``command`` or ``python``. See [checks of your own](node-checks.md#checks-of-your-own).
     """
 
     name: str

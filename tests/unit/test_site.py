@@ -89,7 +89,7 @@ def test_lists_and_tables_are_what_they_look_like(file: str) -> None:
         ("prolog-epilog.md", "[h](../docs/hooks.md)", "[h](hooks.md)"),
         ("reference/cli.md", "[e](../exit-codes.md)", "[e](../exit-codes.md)"),
         ("reference/cli.md", "[c](../../CHANGELOG.md)", "[c](../changelog.md)"),
-        ("site-checks.md", "[`c`](../slurm_robust/nodes/check.py)", "`c`"),
+        ("node-checks.md", "[`c`](../slurm_robust/nodes/check.py)", "`c`"),
         (
             "a.md",
             "[x](https://host/), [y](#here), ![z](z.svg)",

@@ -46,5 +46,5 @@ def test_every_key_is_on_its_page_and_explained(name: str) -> None:
 
 
 def test_links_of_the_documentation_are_no_part_of_the_manual_page() -> None:
-    assert "site-checks.md" not in as_roff(NodeConfig)
+    assert "node-checks.md#checks-of-your-own" not in as_roff(NodeConfig)
     assert "checks of your own" in as_roff(NodeConfig).replace("\\-", "-")
