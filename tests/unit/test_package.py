@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,40 @@ def test_a_page_that_is_named_exists(where: str, name: str) -> None:
     found = ROOT / "docs" / file
     assert found.exists(), f"{where} names {page(name)}"
     assert not anchor or anchor in anchors(found.read_text()), f"{where} names {page(name)}"
+
+
+# -- extras --------------------------------------------------------------------------------------------------
+
+
+def project() -> dict[str, Any]:
+    """``[project]`` of pyproject.toml; Python 3.10 cannot read it."""
+    tomllib = pytest.importorskip("tomllib")
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_each_extra_that_a_text_names_exists() -> None:
+    folders = ("slurm_robust", "docs", "examples", "tools", "tests/unit")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    named = {
+        extra
+        for path in (ROOT / "README.md", *files)
+        if path.suffix in (".py", ".md", ".sh")
+        for found in re.findall(r"(?:slurm[_-]robust|install '\.)\[([a-z,]+)\]", path.read_text())
+        for extra in found.split(",")
+    }
+    assert {"train", "admin"} <= named
+    assert named <= project()["optional-dependencies"].keys()
+
+
+def test_all_has_every_extra_of_users_but_the_one_under_the_gpl() -> None:
+    extras = project()["optional-dependencies"]
+    (every,) = extras["all"]
+    assert {*every.removeprefix("slurm_robust[").rstrip("]").split(",")} == extras.keys() - {
+        "all",
+        "dev",
+        "pyslurm",
+    }
 
 
 # -- notes ---------------------------------------------------------------------------------------------------
