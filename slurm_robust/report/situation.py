@@ -86,7 +86,8 @@ class Seen(Record):
     """For how long its controller has been silent, if that is longer than it should be."""
     cut: str = ""
     """Where its journal breaks off."""
-    step: int = -1
+    saves: bool = False
+    """It has a checkpoint on storage, from which another job can go on."""
 
 
 def judge(seen: Seen, now: float) -> JobSituation:
@@ -125,7 +126,9 @@ def _pending(seen: Seen, waits: PendingJob, now: float) -> JobSituation:
         costs.append("it then runs without a standby")
     text = "; ".join((text, *costs))
     doing = f"Slurm starts it by itself once {least} are free that are not left out"
-    if waits.reason == "BadConstraints":
+    if waits.reason == "BeginTime":
+        doing = "Slurm starts it by itself once its begin time is over"
+    elif waits.reason == "BadConstraints":
         doing = ""  # Slurm has set its priority to 0
     return JobSituation(
         wrong=tuple(wrong), grave=True, doing=doing, advice=NextMove(text=text, command=waits.command)
@@ -147,15 +150,15 @@ def _ended(seen: Seen) -> JobSituation:
         text = f"{again}'srobust run --from {seen.job_id}'"
         # What follows the order is what could not be saved.
         lost = seen.reason.partition("; ")[2]
-        advice = NextMove(text=text) if seen.step >= 0 else None
+        advice = NextMove(text=text) if seen.saves else None
         return JobSituation(wrong=(lost,) if lost else (), grave=True, advice=advice)
     text = first_sentence(seen.reason, most=300)
     newest = seen.incidents[-1] if seen.incidents else None
     if newest is None or seen.code in (ExitCode.CHECKPOINTS, ExitCode.CONFIG):
         return JobSituation(wrong=(text,), grave=True)
     report = NextMove(
-        text="read why; once that is mended, submit it again, and it goes on from its newest checkpoint "
-        f"(the same --training, or --from {seen.job_id})",
+        text="read why; once that is mended, submit it again"
+        + (f": it goes on with the same --training, or with --from {seen.job_id}" if seen.saves else ""),
         command=f"srobust incident {seen.job_id} {newest.number}",
     )
     return JobSituation(wrong=(text,), grave=True, advice=report)

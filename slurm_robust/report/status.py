@@ -278,7 +278,7 @@ def judged(status: Status, now: float, cut: str = "") -> Status:
         evicted=status.evicted,
         silent_s=status.controller_silent_s,
         cut=cut,
-        step=status.step,
+        saves=status.stored is not None,
     )
     return structs.replace(status, situation=judge(seen, now))
 
@@ -556,7 +556,8 @@ def state_text(status: Status) -> str:
         )
     elif reason and not status.situation.wrong:
         text += f": {reason}"
-    return text + (f", exit code {status.exit_code}" if status.exit_code is not None else "")
+    is_over = status.exit_code is not None and status.phase != REQUEUED
+    return text + (f", exit code {status.exit_code}" if is_over else "")
 
 
 def _step(status: Status) -> str:
@@ -571,7 +572,7 @@ def _step(status: Status) -> str:
         return f"none yet; {launched}"
     text = f"{status.step}" + (f", loss {status.loss:.4f}" if status.loss is not None else "")
     if not status.reports:
-        text = f"{status.step + 1} of generation {status.generation} or more, by its optimizer"
+        text = f"{count(status.step + 1, 'optimizer step')} or more"
     return f"{text}; {launched}"
 
 

@@ -369,7 +369,7 @@ def situation_of(view: LiveView, state: JobState, now: float) -> JobSituation:
         incidents=view.incidents,
         waiting=view.waiting,
         evicted=state.evicted,
-        step=view.moment.step,
+        saves=state.world.stored is not None,
     )
     return judge(seen, now)
 

@@ -188,6 +188,8 @@ def _title(view: LiveView, width: int) -> Line:
 
 def _training(moment: LiveStatus) -> Line:
     parts = [f"step {_step(moment.step)}"]
+    if not moment.reports and moment.step >= 0:
+        parts = [f"{moment.step + 1:,} optimizer steps of this generation"]
     if moment.step_age_s is not None:
         parts[0] += f", {duration(moment.step_age_s)} ago"
     if moment.step_s is not None or moment.usual_step_s is not None:

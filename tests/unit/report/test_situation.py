@@ -151,6 +151,18 @@ def test_a_requeued_job_says_for_what_it_waits_and_what_the_way_out_costs() -> N
     assert "it then runs without a standby" in found.advice.text
 
 
+@pytest.mark.parametrize(
+    ("reason", "doing"),
+    [
+        ("Resources", "Slurm starts it by itself once 4 nodes are free that are not left out"),
+        ("BeginTime", "Slurm starts it by itself once its begin time is over"),
+        ("BadConstraints", ""),
+    ],
+)
+def test_what_slurm_does_by_itself_depends_on_its_reason(reason: str, doing: str) -> None:
+    assert seen("requeued", waiting=waits(reason=reason)).doing == doing
+
+
 def test_what_nobody_can_start_now_has_no_command_to_do_so() -> None:
     lacks = waits(command="", why="it lacks 2 nodes until other jobs end", uses=())
     found = seen("requeued", waiting=lacks)
@@ -177,6 +189,7 @@ def test_a_job_that_gave_up_names_the_report_and_how_to_go_on() -> None:
         "stopped",
         reason="rank 1 raised ValueError at train.py:3: no; it came again",
         code=93,
+        saves=True,
         incidents=(row(2),),
     )
     assert found.grave
@@ -184,17 +197,20 @@ def test_a_job_that_gave_up_names_the_report_and_how_to_go_on() -> None:
     assert found.advice is not None
     assert found.advice.command == "srobust incident 7 2"
     assert "--from 7" in found.advice.text
+    unsaved = seen("stopped", reason="no", code=93, incidents=(row(2),)).advice
+    assert unsaved is not None
+    assert unsaved.text == "read why; once that is mended, submit it again"
 
 
 def test_a_cancelled_job_has_nothing_wrong_and_a_finished_one_nothing_to_do() -> None:
     assert seen("finished", code=0) == JobSituation()
-    cancelled = seen("cancelled", code=143, step=12)
+    cancelled = seen("cancelled", code=143, saves=True)
     assert cancelled.wrong == ()
     order = "ordered to end by SIGTERM; steps 897 to 982 are lost"
     assert seen("cancelled", code=143, reason=order).wrong == ("steps 897 to 982 are lost",)
     assert cancelled.advice is not None
     assert "srobust run --from 7" in cancelled.advice.text
-    assert seen("cancelled", code=143).advice is None, "no step to go on from"
+    assert seen("cancelled", code=143).advice is None, "nothing to go on from"
 
 
 # -- texts of the training -----------------------------------------------------------------------------

@@ -294,6 +294,11 @@ def test_the_size_at_the_beginning_is_shown_if_it_was_another_one() -> None:
     assert "began" not in shown(head(view(moment, began=JobSize(ranks=16, standbys=0)), 132))
 
 
+def test_steps_that_the_script_does_not_number_are_counted() -> None:
+    text = shown(head(view(live_status(reports=False, step=46)), 80))
+    assert "47 optimizer steps of this generation, 0.3 s ago" in text
+
+
 def test_nodes_are_filtered_by_name_state_and_text() -> None:
     nodes = (live_node(0), live_node(1, state=NodeState.SILENT), live_node(2, alerts=("gpu.ecc gpu3",)))
     assert [node.slot for node in matching(nodes, "SILENT")] == [1]
