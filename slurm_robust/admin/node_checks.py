@@ -13,7 +13,6 @@ from pathlib import Path
 
 from msgspec import structs
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.config.node import NodeConfig
@@ -26,7 +25,7 @@ from slurm_robust.nodes.check import AnyCheck, CheckContext
 from slurm_robust.nodes.memory import Memory, record_baseline
 from slurm_robust.nodes.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
 from slurm_robust.nodes.verdict import Report, conclude, rule_of
-from slurm_robust.terminal.console import STYLES, Bar, show
+from slurm_robust.terminal.console import STYLES, Bar, ScreenTable, show
 from slurm_robust.util.text import count, one_line
 
 BUDGET_S = 60.0
@@ -159,8 +158,8 @@ def render(report: Report, *, is_root: bool) -> RenderableType:
     return Group(*parts)
 
 
-def _table(findings: Iterable[Finding]) -> Table:
-    table = Table(expand=False)
+def _table(findings: Iterable[Finding]) -> ScreenTable:
+    table = ScreenTable()
     for name in ("subject", "result", "check", "what", "measured", "limit", "do"):
         table.add_column(name, overflow="fold", no_wrap=name == "result")
     groups = defaultdict(list)
@@ -173,7 +172,7 @@ def _table(findings: Iterable[Finding]) -> Table:
     return table
 
 
-def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
+def _add_group(table: ScreenTable, subject: str, findings: Sequence[Finding]) -> None:
     """Add a row for each failure, one for each reason of an unknown, and one for all that passed."""
     rows: dict[tuple[Outcome, str], list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -188,7 +187,7 @@ def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
     table.add_section()
 
 
-def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Finding]) -> None:
+def _add_row(table: ScreenTable, subject: str, outcome: Outcome, group: Sequence[Finding]) -> None:
     first, names = group[0], list(dict.fromkeys(finding.check for finding in group))
     cells = [", ".join(names), first.text, first.value, first.limit, first.suggestion.value]
     if outcome is Outcome.PASS:

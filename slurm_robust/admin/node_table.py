@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.admin.history import DAY_S, SLURMDBD_S, joined
@@ -22,7 +21,7 @@ from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import NodeEvent, SlurmNode
-from slurm_robust.terminal.console import show
+from slurm_robust.terminal.console import ScreenTable, show
 from slurm_robust.util.text import count, one_line
 
 NOT_ASKED = "?"
@@ -135,12 +134,12 @@ def _view(name: str, row: NodeRow | None, node: SlurmNode | None, drains: int | 
 
 def render(found: NodeViews) -> RenderableType:
     """Return a line for each node."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("NODE", "STATE", "TYPE", "RACK"):
+    table = ScreenTable()
+    for name in ("node", "state", "type", "rack"):
         table.add_column(name, no_wrap=True)
-    for name in ("DRAINS", "HOURS", "FAILED", "NETWORK", "PER NODE-DAY", "95 %", "X OTHERS"):
+    for name in ("drains", "hours", "failed", "network", "per node-day", "95 %", "x others"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("REASON", overflow="fold")
+    table.add_column("reason", overflow="fold")
     for one in found.nodes:
         table.add_row(
             one_line(one.node),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.admin.history import DAY_S, SLURMDBD_S, History, failures_of, gather, work_of
@@ -31,7 +30,7 @@ from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import SlurmNode
-from slurm_robust.terminal.console import facts_table, section, show
+from slurm_robust.terminal.console import ScreenTable, facts_table, section, show
 from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
 from slurm_robust.util.text import count, one_line
 
@@ -184,9 +183,9 @@ def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
             ("time to replace", days_text(made.replenish_days)),
             ("failures in it", f"{made.expected:.3g} on average; of one node with probability {made.p:.3g}"),
         ]
-        table = Table(box=None, padding=(0, 2))
-        table.add_column("SPARES", justify="right")
-        table.add_column("ENOUGH IN", justify="right")
+        table = ScreenTable()
+        table.add_column("spares", justify="right")
+        table.add_column("enough in", justify="right")
         table.add_column("")
         for chance in made.chances:
             mark = f"the first above {100 * made.quantile:g} %" if chance.spares == made.at_once else ""

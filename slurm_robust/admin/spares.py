@@ -15,7 +15,6 @@ from functools import partial
 
 from msgspec import structs
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.admin.reservations import end_reservation
@@ -40,7 +39,7 @@ from slurm_robust.slurm.errors import (
 )
 from slurm_robust.slurm.records import OF_RESERVATION, Reservation, SlurmJob, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest
-from slurm_robust.terminal.console import facts_table, section, show
+from slurm_robust.terminal.console import ScreenTable, facts_table, section, show
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import date_and_time, one_line
 
@@ -368,8 +367,8 @@ def _pool_text(pool: Pool, now: float) -> RenderableType:
     if pool.ends is not None:
         soon = pool.ends - now < _ENDS_SOON_S
         facts.append(("ends", date_and_time(pool.ends) + (f"; {_PROLONG.format(pool.name)}" if soon else "")))
-    table = Table(box=None, padding=(0, 2))
-    for title in ("NODE", "STATE", "JOB", "USER", "REASON"):
+    table = ScreenTable()
+    for title in ("node", "state", "job", "user", "reason"):
         table.add_column(title, overflow="fold")
     for spare in pool.spares:
         cells = (spare.node, spare.state, str(spare.job_id or ""), spare.user, spare.reason)

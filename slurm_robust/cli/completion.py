@@ -49,9 +49,13 @@ def register(commands: Commands) -> None:
         "completion",
         _completion,
         HELP["completion"],
-        more="The shell then completes commands, options, choices, and the ids of your jobs in srobust-jobs.",
+        more="The shell then completes commands, options, choices, and the ids of your jobs in srobust-jobs. "
+        'To try it: eval "$(srobust completion bash)"',
         examples=(
-            ('eval "$(srobust completion bash)"', "turn it on in this shell; or put this into ~/.bashrc"),
+            (
+                "srobust completion bash > ~/.local/share/bash-completion/completions/srobust",
+                "for bash, from the next shell on",
+            ),
             ("srobust completion zsh > ~/.zfunc/_srobust", "for zsh, whose fpath has that folder"),
         ),
     )

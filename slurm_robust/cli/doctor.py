@@ -36,7 +36,7 @@ def register(commands: Commands) -> None:
         HELP["doctor"],
         examples=(
             ("srobust doctor train.sbatch", "a batch script, before it is submitted"),
-            ("srobust doctor --jobid 4711 --verbose", "a job, with what is good or unknown"),
+            ("srobust doctor --job 4711 --verbose", "a job, with what is good or unknown"),
             ("srobust doctor", "what there is without a script: this node, or the job it runs in"),
         ),
         more="Looks at Slurm, the job, its software and its node. Runs on a login node, for a batch script "
@@ -50,7 +50,12 @@ def register(commands: Commands) -> None:
         "script", metavar="SCRIPT", nargs="?", type=Path, help="a batch script, as sbatch would get it"
     )
     parser.add_argument(
-        "-j", "--jobid", metavar="JOBID", type=whole_number(1), help="a job (default: the one it runs in)"
+        "-j",
+        "--job",
+        metavar="JOB",
+        dest="jobid",
+        type=whole_number(1),
+        help="a job (default: the one it runs in)",
     )
     parser.add_argument(
         "--state",
@@ -71,7 +76,7 @@ def register(commands: Commands) -> None:
 
 def _doctor(args: argparse.Namespace) -> int:
     if args.script is not None and args.jobid is not None:
-        raise UsageError("SCRIPT and --jobid exclude each other", fix="give one of them")
+        raise UsageError("SCRIPT and --job exclude each other", fix="give one of them")
     if args.anonymous and not args.json:
         raise UsageError("--anonymous is for --json", fix="give --json, too")
     script = None if args.script is None else read(args.script)

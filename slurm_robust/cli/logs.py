@@ -37,7 +37,7 @@ def register(commands: Commands) -> None:
         "--rank", metavar="R", type=_number_or_all, default=0, help="the rank, or 'all' (default: 0)"
     )
     parser.add_argument(
-        "--gen", metavar="G", type=whole_number(), help="the generation (default: the newest)"
+        "--generation", metavar="G", type=whole_number(), help="the generation (default: the newest)"
     )
     parser.add_argument("--err", action="store_true", help="standard error instead of standard output")
     parser.add_argument(
@@ -62,7 +62,7 @@ def _number_or_all(text: str) -> int | None:
 def _logs(args: argparse.Namespace) -> int:
     wanted = logs.LogSelection(
         rank=args.rank,
-        generation=args.gen,
+        generation=args.generation,
         stream="err" if args.err else "out",
         lines=args.lines,
         follow=args.follow,

@@ -11,7 +11,6 @@ from enum import IntEnum
 from functools import partial
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.replay import ReplayPhase, ReplayVerdict
@@ -27,7 +26,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
-from slurm_robust.terminal.console import STYLES, show
+from slurm_robust.terminal.console import STYLES, ScreenTable, plain_table, show
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import one_line
 
@@ -112,10 +111,10 @@ def _headline(suspects: Sequence[str]) -> Text:
     return Text(one_line(text), style="bold red" if suspects else "bold")
 
 
-def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
+def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> ScreenTable:
     ran = {result.test for result in results}
     tests = [program.name for program in PROGRAMS if program.name in ran]
-    table = Table("node", *tests)
+    table = plain_table("node", *tests)
     for node in nodes:
         cells = [[r for r in results if r.node == node and r.test == test] for test in tests]
         table.add_row(Text(one_line(node)), *map(_cell, cells))
@@ -180,7 +179,7 @@ def code_of_replay(verdict: ReplayVerdict) -> Code:
 def render_replay(verdict: ReplayVerdict) -> RenderableType:
     """Return the suspects and why, and a row for each group of each phase."""
     parts: list[RenderableType] = [_headline(verdict.suspects), Text(one_line(verdict.reason))]
-    table = Table("phase", "group", "nodes", "")
+    table = plain_table("phase", "group", "nodes", "")
     for phase, seen in (
         (ReplayPhase.HORIZONTAL, verdict.horizontal),
         (ReplayPhase.VERTICAL, verdict.vertical),

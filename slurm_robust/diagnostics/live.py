@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.stacks import localise
@@ -33,7 +32,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.world import OpenIncident
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
-from slurm_robust.terminal.console import Screen, indented, show
+from slurm_robust.terminal.console import Screen, ScreenTable, indented, show
 from slurm_robust.trainings.find import find, load_events
 from slurm_robust.trainings.slurmview import ask_slurm, make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -399,8 +398,8 @@ def _says(sample: StackSample) -> Iterator[RenderableType]:
     yield indented(stack_text.placed(found))
 
 
-def _groups(groups: Sequence[StackGroup]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
+def _groups(groups: Sequence[StackGroup]) -> ScreenTable:
+    table = ScreenTable(head=False)
     table.add_column(justify="right", no_wrap=True)
     for _ in ("ranks", "nodes", "what they do"):
         table.add_column(overflow="fold")

@@ -91,7 +91,7 @@ def gather(
     if wanted.script is not None:
         submitted = options.of_script(wanted.script, environ)
     elif job_id is None:
-        unseen += ("the job: give a batch script or --jobid, or run it inside of the job",)
+        unseen += ("the job: give a batch script or --job, or run it inside of the job",)
     code = None
     if wanted.command is not None and submitted is not None and config.code.releases:
         code = uncopied(wanted.command, os.path.abspath(submitted.given.get("chdir", "")), config)

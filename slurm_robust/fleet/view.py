@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.fleet.answers import (
@@ -23,7 +22,7 @@ from slurm_robust.fleet.answers import (
 )
 from slurm_robust.fleet.opening import open_index
 from slurm_robust.policy.spares import Measured
-from slurm_robust.terminal.console import facts_table, seconds, section, show
+from slurm_robust.terminal.console import ScreenTable, facts_table, seconds, section, show
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 UNKNOWN = "(not known)"
@@ -72,12 +71,12 @@ def incidents_text(rows: Sequence[FleetIncidentRow], limit: int) -> RenderableTy
     """Return a table, and whether there may be more."""
     if not rows:
         return "no incident in the fleet index is like that"
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("WHEN", "JOB", "USER", "N", "SYMPTOM", "CAUSE", "NODES"):
-        table.add_column(name, overflow="fold" if name == "NODES" else "ellipsis", no_wrap=name != "NODES")
-    table.add_column("LOST", justify="right", no_wrap=True)
-    table.add_column("RECOVERY", justify="right", no_wrap=True)
-    table.add_column("WHAT", overflow="fold")
+    table = ScreenTable()
+    for name in ("when", "job", "user", "n", "symptom", "cause", "nodes"):
+        table.add_column(name, overflow="fold" if name == "nodes" else "ellipsis", no_wrap=name != "nodes")
+    table.add_column("lost", justify="right", no_wrap=True)
+    table.add_column("recovery", justify="right", no_wrap=True)
+    table.add_column("what", overflow="fold")
     for row in rows:
         table.add_row(
             date_and_time(row.t),
@@ -93,7 +92,7 @@ def incidents_text(rows: Sequence[FleetIncidentRow], limit: int) -> RenderableTy
         )
     more = f"; there may be more than {limit}: --limit, --since" if len(rows) >= limit else ""
     return Group(
-        table, Text(f"{count(len(rows), 'incident')}, LOST in node-hours, RECOVERY in seconds{more}")
+        table, Text(f"{count(len(rows), 'incident')}, lost in node-hours, recovery in seconds{more}")
     )
 
 
@@ -122,7 +121,7 @@ def training_text(name: str, found: TrainingReport) -> RenderableType:
         return f"no job in the fleet index is of a training {one_line(name)}, at least since --since"
     parts: list[RenderableType] = [_trainings(found.trainings)]
     for one, jobs in zip(found.trainings, found.jobs, strict=True):
-        table = _table("JOB", "STARTED", "ENDED", "CODE", "NODES", "INCIDENTS", "ETTR")
+        table = _table("job", "started", "ended", "code", "nodes", "incidents", "ETTR")
         for job in jobs:
             table.add_row(
                 one_line(job.array_task) or str(job.job_id),
@@ -137,9 +136,9 @@ def training_text(name: str, found: TrainingReport) -> RenderableType:
     return Group(*parts)
 
 
-def _trainings(rows: Sequence[TrainingRow]) -> Table:
-    names = ("JOBS", "LAST SEEN", "NODE-HOURS", "ETTR", "INCIDENTS", "LOST NODE-HOURS")
-    table = _table("TRAINING", "USER", *names, left=2)
+def _trainings(rows: Sequence[TrainingRow]) -> ScreenTable:
+    names = ("jobs", "last seen", "node-hours", "ETTR", "incidents", "lost node-hours")
+    table = _table("training", "user", *names, left=2)
     for row in rows:
         table.add_row(
             one_line(row.training),
@@ -173,7 +172,7 @@ def fleet_text(found: FleetReport) -> RenderableType:
         ("incidents", f"{totals.incidents:,}, which cost {totals.lost_node_hours:,.1f} node-hours"),
         ("recovery", f"{seconds(totals.recover_s)} s from the decision to the first new step, on average"),
     ]
-    table = _table("CAUSE", "INCIDENTS", "LOST NODE-HOURS", "RECOVERY S", "PER NODE-DAY", "95 %")
+    table = _table("cause", "incidents", "lost node-hours", "recovery s", "per node-day", "95 %")
     for row in found.causes:
         table.add_row(
             row.cause,
@@ -185,16 +184,16 @@ def fleet_text(found: FleetReport) -> RenderableType:
     return Group(
         facts_table(facts),
         *section("by cause", table),
-        *section("by type of node", _groups(found.types, "TYPE")),
-        *section("by rack", _groups(found.racks, "RACK")),
+        *section("by type of node", _groups(found.types, "type")),
+        *section("by rack", _groups(found.racks, "rack")),
         *section("nodes with most failures", nodes_table(found.worst)),
         *(section("trainings with most work", _trainings(found.trainings)) if found.trainings else ()),
         *_advice(found),
     )
 
 
-def _groups(rows: Sequence[GroupRow], title: str) -> Table:
-    table = _table(title, "NODES", "NODE-HOURS", "FAILED", "NETWORK", "MTTF H", "PER NODE-DAY", "95 %")
+def _groups(rows: Sequence[GroupRow], title: str) -> ScreenTable:
+    table = _table(title, "nodes", "node-hours", "failed", "network", "MTTF h", "per node-day", "95 %")
     for row in rows:
         table.add_row(
             one_line(row.name) or UNKNOWN,
@@ -208,10 +207,10 @@ def _groups(rows: Sequence[GroupRow], title: str) -> Table:
     return table
 
 
-def nodes_table(rows: Sequence[NodeRow]) -> Table:
+def nodes_table(rows: Sequence[NodeRow]) -> ScreenTable:
     """Return the nodes with their rates."""
     table = _table(
-        "NODE", "TYPE", "RACK", "NODE-HOURS", "FAILED", "NETWORK", "PER NODE-DAY", "95 %", "X OTHERS", left=3
+        "node", "type", "rack", "node-hours", "failed", "network", "per node-day", "95 %", "x others", left=3
     )
     for row in rows:
         table.add_row(
@@ -235,14 +234,14 @@ def rate_cells(rate: Measured | None) -> tuple[str, str]:
 def _advice(found: FleetReport) -> tuple[RenderableType, ...]:
     if not found.advice:
         return ()
-    table = _table("JOB OF", "TIME TO INCIDENT", "CHECKPOINT TO STORAGE EVERY")
+    table = _table("job of", "time to incident", "checkpoint to storage every")
     for one in found.advice:
         table.add_row(count(one.nodes, "node"), duration(one.mtbf_s), duration(one.every_s))
     return section("how often to write a checkpoint (Daly)", table)
 
 
-def _table(*names: str, left: int = 1) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+def _table(*names: str, left: int = 1) -> ScreenTable:
+    table = ScreenTable()
     for place, name in enumerate(names):
         table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
     return table

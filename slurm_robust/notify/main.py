@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.config.job import JobConfig
@@ -26,7 +24,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.notify.channels import attempt, make_channel
 from slurm_robust.notify.message import Message, Subject, compose
 from slurm_robust.notify.state import load
-from slurm_robust.terminal.console import show
+from slurm_robust.terminal.console import ScreenTable, show
 from slurm_robust.trainings.find import find
 from slurm_robust.util.text import count, date_and_time, one_line
 
@@ -160,7 +158,7 @@ def overview(name: str, job_dir: str | None, *, json: bool) -> int:
 
 def render_test(report: TestReport) -> RenderableType:
     """Render for a person."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = ScreenTable()
     for name in ("channel", "by", "result"):
         table.add_column(name, overflow="fold")
     table.add_column("s", justify="right")
@@ -176,7 +174,7 @@ def render_test(report: TestReport) -> RenderableType:
 
 def render(report: Overview) -> RenderableType:
     """Render for a person."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = ScreenTable()
     for name in ("channel", "by", "is told", "from"):
         table.add_column(name, overflow="fold")
     for name in ("sent in\nlast hour", "waiting"):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
-from slurm_robust.terminal.console import MIN_WIDE, ByWidth, seconds
+from slurm_robust.terminal.console import MIN_WIDE, ByWidth, ScreenTable, seconds
 from slurm_robust.util.text import date_and_time, one_line
 
 MAX_WHAT = 90
@@ -31,7 +29,7 @@ INCIDENT_STYLES = {
 
 def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) -> RenderableType:
     """Return one row per incident, and the place of the reports; ``older``: incidents that are not shown."""
-    wide, narrow = (Table(box=box.SIMPLE_HEAD, expand=False, padding=0) for _ in range(2))
+    wide, narrow = (ScreenTable(gap=0) for _ in range(2))
     for table in (wide, narrow):
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("when", no_wrap=True)

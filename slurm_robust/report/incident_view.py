@@ -9,9 +9,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence import incident_text
@@ -32,7 +30,7 @@ from slurm_robust.report.job_view import JobView
 from slurm_robust.report.together import all_incidents
 from slurm_robust.report.updates import update_table
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.terminal.console import STYLES, Bar, facts_table, indented, section, show
+from slurm_robust.terminal.console import STYLES, Bar, ScreenTable, facts_table, indented, section, show
 from slurm_robust.trainings.find import find, load_events, named, newest_job
 from slurm_robust.trainings.jobs import begun, jobs_of, journals_after, later_of
 from slurm_robust.trainings.slurmview import make_slurm, view_of
@@ -249,7 +247,7 @@ def _parts(bundle: Bundle) -> Iterator[RenderableType]:
     if raised:  # what a program raised says more than anything that was done about it
         yield from last_lines
 
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = ScreenTable(head=False)
     table.add_column(no_wrap=True, style="dim")
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True, style="bold")
@@ -269,7 +267,7 @@ def _parts(bundle: Bundle) -> Iterator[RenderableType]:
     yield from told(bundle.seen)
 
     if (saved := bundle.stacks) is not None:
-        table = Table.grid(padding=(0, 2, 0, 0))
+        table = ScreenTable(head=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         table.add_column(overflow="fold")
@@ -282,7 +280,7 @@ def _parts(bundle: Bundle) -> Iterator[RenderableType]:
         yield from map(indented, saved.flight[:MAX_GROUPS])
 
     for tested in report.tests:
-        table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False)
+        table = ScreenTable()
         for name in ("test", "result", "nodes", "what", "measured", "limit"):
             table.add_column(name, overflow="fold", no_wrap=name == "result")
         table.add_column("s", justify="right", no_wrap=True)

@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
@@ -59,7 +58,7 @@ from slurm_robust.report.situation import (
 )
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.terminal.console import Bar, Paste, Screen, show
+from slurm_robust.terminal.console import Bar, Paste, Screen, ScreenTable, facts_grid, show
 from slurm_robust.trainings.find import ReadJournal, find, load, place_of
 from slurm_robust.trainings.phase import CANCELLED, REQUEUED
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
@@ -516,9 +515,7 @@ def render(status: Status) -> RenderableType:
         ("silent", "; ".join(given_up), "yellow"),
         ("ETTR", ettr_text(status.ledger, MAX_LOST), ""),
     ]
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
+    facts = facts_grid()
     for name, value, style in rows:
         if value:
             shown = value if isinstance(value, Paste) else Text(one_line(value, None), style=style)
@@ -578,7 +575,7 @@ def _step(status: Status) -> str:
 
 def newest_incidents(job_id: int, rows: Sequence[IncidentRow], older: int) -> RenderableType:
     """Return a line or two for each incident, the newest first, and the place of the reports."""
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = ScreenTable(head=False)
     table.add_column(no_wrap=True, justify="right", style="bold")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

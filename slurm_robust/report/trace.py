@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incident_text import actions_text
@@ -33,7 +32,7 @@ from slurm_robust.report.job_view import JobView, LaunchView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.perfetto import document
 from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
-from slurm_robust.terminal.console import section, show
+from slurm_robust.terminal.console import ScreenTable, section, show
 from slurm_robust.trainings.find import load_events, named, newest_job
 from slurm_robust.trainings.jobs import ChapterRow, begun, jobs_of
 from slurm_robust.trainings.slurmview import make_slurm
@@ -355,7 +354,7 @@ def render(shown: Trace | TrainingTraces) -> RenderableType:
             parts += section(f"job {one_line(job)} of training {one_line(shown.training)}", render(trace))
         parts += (Text(f"job {one_line(job)}: {one_line(how)}") for job, how in shown.left_out.items())
         return Group(*parts)
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table = ScreenTable(head=False)
     for name in ("begin", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("span", overflow="fold")
@@ -368,7 +367,7 @@ def render(shown: Trace | TrainingTraces) -> RenderableType:
 
 
 def _rows(
-    table: Table, spans: Sequence[TraceSpan], children: Mapping[str, list[TraceSpan]], depth: int
+    table: ScreenTable, spans: Sequence[TraceSpan], children: Mapping[str, list[TraceSpan]], depth: int
 ) -> None:
     for span in spans:
         text = one_line(f"{span.name}  {span.error}" if span.error else span.name)

@@ -43,8 +43,8 @@ from rich.text import Text
 from slurm_robust.model.findings import Outcome
 from slurm_robust.util.text import as_json, one_line
 
-WIDTH = 160
-"""Columns if there is no terminal and COLUMNS is not set: rich would fold everything into 80."""
+WIDTH = 100
+"""Columns if there is no terminal and COLUMNS is not set. Rows of tables are as long as they have to be."""
 
 MIN_WIDTH = 40
 """A smaller COLUMNS counts as this: no table fits into less."""
@@ -144,19 +144,66 @@ def indented(text: str, style: str = "") -> RenderableType:
     return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, 2), expand=False)
 
 
-def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
-    """Return a line for each fact, its name in bold."""
+def facts_grid() -> Table:
+    """Return an empty table of facts: names in bold, and values, which are folded everywhere."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
+    return table
+
+
+def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
+    """Return a line for each fact, its name in bold."""
+    table = facts_grid()
     for name, value in facts:
         table.add_row(indent + name, Text(value))
     return table
 
 
-def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Return an empty table with a head and no lines between its rows; numbers stand on the ``right``."""
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
+class ScreenTable(Table):
+    """The one table of all screens: a head, and no lines between its rows.
+
+    Where there is no terminal, a row is one line, whatever its length, for grep and diff.
+    """
+
+    def __init__(self, *, head: bool = True, gap: int | None = None) -> None:
+        """Take the ``gap`` between columns beside that of the head's line."""
+        usual = 1 if head else 2
+        super().__init__(
+            box=box.SIMPLE_HEAD if head else None,
+            show_header=head,
+            pad_edge=head,
+            padding=(0, usual if gap is None else gap, 0, 0),
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.is_terminal:
+            yield from super().__rich_console__(console, options)
+        elif self.columns:
+            yield Text("\n".join(self._lines()), no_wrap=True, overflow="ignore")
+
+    def _lines(self) -> Iterator[str]:
+        heads = [[_in_a_line(column.header) for column in self.columns]] if self.show_header else []
+        cells = zip(*([*map(_in_a_line, column.cells)] for column in self.columns), strict=True)
+        rows = [*heads, *map(list, cells)]
+        widths = [max(map(cell_len, column), default=0) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "  ".join(map(_padded, row, widths, (column.justify for column in self.columns))).rstrip()
+
+
+def _in_a_line(cell: RenderableType) -> str:
+    text = cell.plain if isinstance(cell, Text) else str(cell)
+    return " ".join(text.split("\n"))
+
+
+def _padded(text: str, width: int, justify: str) -> str:
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if justify == "right" else text + blanks
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> ScreenTable:
+    """Return an empty table with a head; numbers stand on the ``right``."""
+    table = ScreenTable()
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
@@ -186,13 +233,13 @@ class Paste:
 
 
 class ByWidth:
-    """``wide`` on a screen of ``least`` columns or more, else ``narrow``."""
+    """``wide`` on a screen of ``least`` columns or more, and where there is none; else ``narrow``."""
 
     def __init__(self, least: int, wide: RenderableType, narrow: RenderableType) -> None:
         self.least, self.wide, self.narrow = least, wide, narrow
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.wide if options.max_width >= self.least else self.narrow
+        yield self.narrow if console.is_terminal and options.max_width < self.least else self.wide
 
 
 MIN_WIDE = 120

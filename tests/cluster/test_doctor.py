@@ -69,10 +69,8 @@ def test_outside_and_inside_of_jobs(sandbox: Sandbox) -> None:
         assert inside["unseen"] == []
 
         # What was asked for on the command line is known once slurmdbd has it.
-        wait_for(
-            lambda: levels(doctor(sandbox, "--jobid", str(job))[1])["job.nodelist"] == "good", 60, "known"
-        )
-        _, outside = doctor(sandbox, "--jobid", str(job))
+        wait_for(lambda: levels(doctor(sandbox, "--job", str(job))[1])["job.nodelist"] == "good", 60, "known")
+        _, outside = doctor(sandbox, "--job", str(job))
         assert levels(outside)["job.signal_time"] == "good"
         assert levels(outside)["memory.limit"] == levels(outside)["nccl.ras"] == "unknown"
     finally:

@@ -55,7 +55,9 @@ def test_the_log_and_the_output_of_a_training_that_loses_a_rank(sandbox: Sandbox
     lines = [json.loads(line) for line in followed.read_text().splitlines()]
     assert {line["generation"] for line in lines} == {1, 2}
     assert "step 39" in lines[-1]["line"]
-    every = srobust(sandbox, "logs", str(job.folder.relative_to(job.home)), "--rank", "all", "--gen", "1")
+    every = srobust(
+        sandbox, "logs", str(job.folder.relative_to(job.home)), "--rank", "all", "--generation", "1"
+    )
     assert {line.partition(" | ")[0] for line in every.splitlines()} >= {"rank 0"}
 
     stamped = [line for line in job.log.splitlines() if line.startswith("srobust: ")]

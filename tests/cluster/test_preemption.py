@@ -75,7 +75,7 @@ def preempt(sandbox: Sandbox, option: str, nodes: int = 2) -> None:
 def check_doctor(job: ProtectedJob, option: str) -> None:
     """It shows how long this job has, and that this is little."""
     done = job.sandbox.exec(
-        ["srobust", "doctor", "--json", "--jobid", str(job.id)], user=USER, timeout_s=60.0, check=False
+        ["srobust", "doctor", "--json", "--job", str(job.id)], user=USER, timeout_s=60.0, check=False
     )
     report = json.loads(done.stdout)
     who = {"qos": "QOS", "partition": "partition"}[option]

@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.logs import (
@@ -30,7 +29,7 @@ from slurm_robust.analysis.logs.text import HEAD, TAIL
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.terminal.console import show, track
+from slurm_robust.terminal.console import ScreenTable, show, track
 
 STDIN = "-"
 
@@ -246,7 +245,7 @@ def render(readings: Mapping[int, Reading], roots: Sequence[int], empty: Collect
 
 def _explained(reading: Reading, is_empty: bool) -> RenderableType:
     verdict = reading.verdict
-    table = Table(show_header=False, expand=False)
+    table = ScreenTable(head=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     also = ", ".join(name for name in verdict.symptoms if name != verdict.symptom)
@@ -283,8 +282,8 @@ def _context(reading: Reading) -> Text:
     return shown
 
 
-def _ranks(readings: Mapping[int, Reading], empty: Collection[int]) -> Table:
-    table = Table(expand=False)
+def _ranks(readings: Mapping[int, Reading], empty: Collection[int]) -> ScreenTable:
+    table = ScreenTable()
     for name in ("rank", "symptom", "line"):
         table.add_column(name, overflow="fold")
     for rank, reading in sorted(readings.items()):

@@ -202,7 +202,7 @@ def test_help_loads_nothing_heavy() -> None:
             for days in ("nan", "inf", "-1", "0")
         ),
         (["nodes", "--days", "1e300"], ExitCode.USAGE, "'1e300' is too large: 1,000,000,000 at most"),
-        (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
+        (["logs", "7", "--generation", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
         (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
         (["drill", "7", "burn"], ExitCode.USAGE, "no fault 'burn'\n  fix: see srobust drill"),
         (["update", "7", "--deadline", "soon"], ExitCode.USAGE, "'soon' is no time span"),

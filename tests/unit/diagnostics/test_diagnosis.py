@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_table_shows_every_node_and_what_failed() -> None:
     console.print(render(diagnosis, ("n1", "n2", "n3")))
     text = console.export_text()
     assert text.splitlines()[0] == "suspects: n2"
-    assert [line.split()[3] for line in text.splitlines() if line.startswith("│ n")] == ["pass", "fail", "-"]
+    assert [line.split()[1] for line in text.splitlines() if line[2:4] == "  "] == ["pass", "fail", "-"]
     assert "n2: gemm: [/bold] is wrong" in text
     assert "left out: dcgm (no)" in text
 
@@ -105,7 +106,9 @@ def test_a_suspect_comes_first_then_each_group() -> None:
     text = printed_replay(run(FakeReplayer({"n5": NodeDefect.CORRUPTS})))
     first, *_ = text.splitlines()
     assert first == "suspects: n5"
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+    rows = [
+        re.split(r" {2,}", line) for line in text.splitlines() if re.match("(horizontal|vertical) ", line)
+    ]
     assert ["horizontal", "0", "n[1-2]", "pass"] in rows
     assert ["vertical", "0", "n[1,5]", "fail other bits than the majority from step 1 on"] in rows
     assert len(rows) == 8

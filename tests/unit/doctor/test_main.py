@@ -227,9 +227,9 @@ def test_what_srobust_run_will_refuse(doctor: Doctor, options: str, said: str) -
 @pytest.mark.parametrize(
     ("argv", "code"),
     [
-        (["x.sbatch", "--jobid", "7"], ExitCode.USAGE),
+        (["x.sbatch", "--job", "7"], ExitCode.USAGE),
         (["--state", "much"], ExitCode.USAGE),
-        (["--jobid", "0"], ExitCode.USAGE),
+        (["--job", "0"], ExitCode.USAGE),
         (["/no/such/script"], ExitCode.NO_INPUT),
         (["--set", "spares=-1"], ExitCode.USAGE),
         (["--config", "/no/such/file"], ExitCode.NO_INPUT),

@@ -45,7 +45,7 @@ def directory(utc: None, tmp_path_factory: pytest.TempPathFactory) -> JobDirecto
 
 
 def screen(shown: RenderableType, width: int) -> str:
-    console = Console(width=width, highlight=False)
+    console = Console(width=width, highlight=False, force_terminal=True, color_system=None)
     with console.capture() as capture:
         console.print(shown)
     return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())

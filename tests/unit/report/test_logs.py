@@ -56,7 +56,7 @@ def test_the_last_lines_of_rank_0_of_the_newest_generation(
     out, err = capsys.readouterr()
     assert out.splitlines() == [f"step {i}" for i in range(10, 60)]
     assert err == f"==> generation 2: {job.worker_log(2, 0, 'out')}\n"
-    assert main(["logs", str(job.path), "--gen", "1"]) == 0
+    assert main(["logs", str(job.path), "--generation", "1"]) == 0
     assert capsys.readouterr().out == "old\n"
 
 
@@ -120,7 +120,7 @@ def test_nothing_of_the_output_is_obeyed_by_the_terminal(
     ("options", "text", "fix"),
     [
         (["--rank", "9"], "no output of rank 9 in generation 11", "give one of 0-1"),
-        (["--gen", "3"], "generation 3 has no output", "give one of 1-2,11"),
+        (["--generation", "3"], "generation 3 has no output", "give one of 1-2,11"),
         (["--err"], "no output of rank 0 in generation 11", "-f waits"),
         (["--rank", "x"], "neither a number from 0 nor 'all'", "--help"),
     ],

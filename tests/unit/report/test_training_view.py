@@ -246,8 +246,9 @@ def test_commands_name_a_training_that_was_moved_aside_as_they_take_it(
 
 
 def test_what_was_moved_aside_is_mentioned_by_the_commands_of_a_job(
-    training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
+    training: TrainingDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     make_training(training.path.parent, "gpt.old-1", 5)
     assert main(["status", "gpt"]) == 0
     said = capsys.readouterr().out

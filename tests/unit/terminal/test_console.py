@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import threading
+from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
@@ -77,7 +80,7 @@ def test_no_line_for_a_file_or_a_program_ends_with_blanks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "columns"), [("60", 60), ("7", 40), ("", 160), ("-1", 160), ("9" * 9, 160)]
+    ("given", "columns"), [("60", 60), ("7", 40), ("", 100), ("-1", 100), ("9" * 9, 100)]
 )
 def test_an_output_that_is_no_terminal_is_as_wide_as_its_reader_says(
     given: str, columns: int, monkeypatch: pytest.MonkeyPatch
@@ -85,3 +88,36 @@ def test_an_output_that_is_no_terminal_is_as_wide_as_its_reader_says(
     monkeypatch.setenv("COLUMNS", given)
     with contextlib.redirect_stdout(io.StringIO()):
         assert Screen().width == columns
+
+
+def shown_table(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, columns: str) -> list[str]:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "dumb")
+    table = console.told_table(
+        ("#", "what"), [("7", Text("rank 3 " * 20)), ("12", "two\nlines")], right=("#",)
+    )
+    with contextlib.redirect_stdout(out):
+        console.show(Group(Text("head"), table), lambda it: it, json=False)
+    return out.getvalue().splitlines()
+
+
+def test_a_row_of_a_table_is_one_line_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_table(monkeypatch, io.StringIO(), "80")
+    assert shown == ["head", " #  what", f" 7  {'rank 3 ' * 20}".rstrip(), "12  two lines"]
+
+
+def test_a_table_on_a_terminal_has_a_line_below_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_table(monkeypatch, Terminal(), "80")
+    assert [line for line in shown if "─" in line]
+    assert max(map(cell_len, shown)) <= 80
+    assert len(shown) > 6
+
+
+def test_all_tables_are_of_one_kind() -> None:
+    """What draws a table by itself would draw it in a pipe, too."""
+    package = Path(console.__file__).parents[1]
+    drawn = re.compile(r"rich\.(table|rule|panel|columns|tree)\b|import box\b")
+    found = [
+        str(path.relative_to(package)) for path in package.rglob("*.py") if drawn.search(path.read_text())
+    ]
+    assert found == ["terminal/console.py"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from msgspec import structs
+from rich.console import Console
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.release import When
@@ -122,7 +123,10 @@ def test_a_rollback_names_the_incident_with_the_evidence() -> None:
     ]
 
 
-def test_the_table_of_releases_marks_the_one_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_releases_marks_the_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     story = updated().asked(2, OLD, When.LAZY, rollback=True, deadline=DEADLINE).tried(2)
     show(listing(story.events), screen.releases, json=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -141,10 +145,10 @@ def test_the_table_of_releases_marks_the_one_that_runs(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("columns", [60, 80, 119])
 def test_on_a_narrow_screen_names_and_states_stay_whole(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    show(listing(updated().events), screen.releases, json=False)
+    terminal = Console(width=columns, force_terminal=True, color_system=None, highlight=False)
+    terminal.print(screen.releases(listing(updated().events)))
     out = capsys.readouterr().out.splitlines()
     assert max(map(len, out)) <= columns
     lines = [" ".join(line.split()) for line in out]
