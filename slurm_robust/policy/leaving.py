@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from signal import SIGINT
 
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
@@ -172,6 +173,11 @@ def explain(order: str, *, preempted: bool, requeued: bool) -> str:
     if preempted:
         return f"preempted by Slurm, which {'requeues' if requeued else 'cancels'} the job"
     return f"the job is requeued ({order})" if requeued else order
+
+
+def cancelled(code: int) -> str:
+    """Return how a run that was ordered to end with this exit code is told of."""
+    return "cancelled (Ctrl-C)" if code == ExitCode.INTERRUPTED else "cancelled (scancel, or Slurm ended it)"
 
 
 def approaching(said: Sentence | None, warning_s: float) -> str:

@@ -21,7 +21,6 @@ from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
-from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.live_status import (
@@ -42,6 +41,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
+from slurm_robust.policy.leaving import cancelled
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.incident_table import INCIDENT_STYLES
 from slurm_robust.report.job_view import JobView
@@ -546,11 +546,7 @@ def state_text(status: Status) -> str:
     """Return ``training``, ``starting: for update 2``, ``cancelled (Ctrl-C), exit code 130``."""
     text, reason = status.phase, status.reason
     if status.phase == CANCELLED:
-        text = (
-            "cancelled (Ctrl-C)"
-            if status.exit_code == ExitCode.INTERRUPTED
-            else "cancelled (scancel, or Slurm ended it)"
-        )
+        text = cancelled(status.exit_code or 0)
     elif reason and not status.situation.wrong:
         text += f": {reason}"
     is_over = status.exit_code is not None and status.phase != REQUEUED

@@ -30,6 +30,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.policy import decide
+from slurm_robust.policy.leaving import cancelled
 from slurm_robust.wire.messages import Phase, Shutdown
 
 AT_ONCE_S = 1.0
@@ -118,7 +119,8 @@ class Ending:
             return
         self._is_said = True
         reason = meaning.reason if meaning is not None else reason
-        text = f"end, exit code {int(begin.code)}: {reason}"
+        is_cancelled = meaning is not None and not (meaning.preempted or meaning.requeued)
+        text = f"end, exit code {int(begin.code)}: {cancelled(int(begin.code)) if is_cancelled else reason}"
         if core.state.ended is not None:
             text = f"this run is over, says the journal: {text}"
         elif begin.code != ExitCode.REQUEUED:  # the next run goes on
