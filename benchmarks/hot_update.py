@@ -192,7 +192,7 @@ def write_files(folder: Path, files: int) -> None:
 def measure_ours(job: Job) -> dict[str, Change]:
     """A restart in place and an update, of one job."""
     job.warm_up()
-    kill = ["srobust", "drill", str(job.ids[-1]), "kill-rank", "--rank", "2"]
+    kill = ["srobust", "drill", str(job.ids[-1]), "kill-rank", "--rank", "2", "--no-wait"]
     restart = job.changed(lambda: job.ask(*kill))
     job.warm_up()
     job.edit()

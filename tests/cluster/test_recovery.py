@@ -260,16 +260,21 @@ def test_the_exit_code_of_a_training_that_ends_for_good_is_the_jobs(sandbox: San
 
 
 def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
-    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job = ProtectedJob(sandbox, f"{TINY} 300 --step-s 0.2", nodes=2)
     job.wait_step(3)
     head = sandbox.exec(
         ["srobust", "drill", str(job.id), "kill-rank", "--rank", "1"], user=USER, timeout_s=30
     )
-    assert head.returncode == 0, head.stderr
-    job.wait_recovered(1)
+    assert head.returncode == 0, head.stdout + head.stderr  # it has waited, and the promise was kept
+    assert [e.drill for e in job.events(ev.Decided)] == [1]
+    words = ["srobust", "drill", str(job.id), "raise-error", "--rank", "1", "--json"]
+    raised = json.loads(sandbox.exec(words, user=USER, timeout_s=60, check=True).stdout)
+    assert (raised["is_kept"], raised["progress"]["blamed"]) == (True, [])
+    refused = sandbox.exec(["srobust", "drill", str(job.id), "stop-rank"], user=USER, check=False)
+    assert (refused.returncode, "give --yes" in refused.stderr) == (64, True)
     status = sandbox.exec(["srobust", "status", str(job.id), "--json"], user=USER, timeout_s=30, check=True)
     facts = json.loads(status.stdout)
-    assert (facts["phase"], facts["generation"], len(facts["incidents"])) == ("training", 2, 1)
+    assert (facts["phase"], facts["generation"], len(facts["incidents"])) == ("training", 3, 2)
     words = ["srobust", "status", str(job.id), "--phases", "--json"]
     shown = json.loads(sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout)
     phases = {times["phase"]: set(times["nodes"]) for times in shown["phases"]}
@@ -284,7 +289,7 @@ def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
     assert "from submission or requeue" in first
     table = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
     assert "SIGKILL" in table
-    assert "restart" in table
+    assert "drill 1 by alice" in table
     stranger = sandbox.exec(["srobust", "drill", str(job.folder), "kill-rank"], user="bob", check=False)
     assert stranger.returncode != 0
     assert job.wait_end() == 0
