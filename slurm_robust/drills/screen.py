@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from slurm_robust.drills.faults import FaultText
 from slurm_robust.drills.follow import DrillProgress, broken_promises
 from slurm_robust.evidence import drills
@@ -90,7 +92,9 @@ def outcome(known: DrillProgress, job: str) -> list[tuple[str, str]]:
         named = f"{fold(known.blamed)}, in this job only" if known.blamed else "nobody"
         if known.decided.verdict is not None and known.decided.verdict.blame is inc.Blame.CODE:
             named = "the code"
-        found += [("blamed", named), ("done", one_line(actions_text(known.decided)))]
+        asked = [replace(known.decided, actions=known.found_out)] if known.found_out else []
+        done = "; then ".join(actions_text(one) for one in (*asked, known.decided))
+        found += [("blamed", named), ("done", one_line(done))]
     if known.controller:
         found.append(("controller", f"number {known.controller} was started"))
     if known.lost is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.questions import SaveSuspect
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
@@ -123,6 +124,16 @@ def test_the_same_rank_that_stood_still_long_before_the_drill_is_a_real_fault() 
     assert verdict is not None
     assert (decided(sim).drill, verdict.blame, verdict.suspects) == (0, Blame.NODE, ("n2",))
     assert [e.drill for e in sim.events(ev.NodeEvicted)] == [0]
+
+
+def test_in_observe_mode_a_drill_says_before_that_nothing_ends_it_and_is_a_drill_all_the_same() -> None:
+    sim = trained(2, 1, config=JobConfig(mode="observe"))
+    plan = plants(sim, "kill-rank", plan=True)
+    assert plan.promise is not None
+    assert (plan.promise.observe, plan.promise.is_costly) == (True, True)
+    plants(sim, "kill-rank")
+    is_answered(sim)
+    assert (decided(sim).drill, decided(sim).carried_out) == (1, False)
 
 
 def test_a_hang_of_a_drill_does_not_make_later_hangs_wait_longer() -> None:

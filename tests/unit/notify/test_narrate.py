@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.drill import DrillFault
 from slurm_robust.model.incident import (
     Action,
     Blame,
@@ -20,6 +22,7 @@ from slurm_robust.model.incident import (
     Signature,
 )
 from slurm_robust.model.notice import Notice, NoticeKind, Severity
+from slurm_robust.model.release import Requester
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
 from tests.builders import incidents, updates
 from tests.builders.events import allocation_taken, run_started
@@ -241,3 +244,23 @@ def test_a_supervisor_that_ended_without_a_word_in_the_journal() -> None:
     notice = supervisor_ended("7", 0, 70, 5.0)
     assert notice.severity is Severity.CRITICAL
     assert "exit code 70" in notice.text
+
+
+def test_a_drill_is_told_as_one_and_alarms_nobody_but_a_real_fault_beside_it_does() -> None:
+    planted = ev.DrillPlanted(
+        t=9.5,
+        drill=1,
+        fault=DrillFault.KILL_RANK,
+        rank=3,
+        node="n2",
+        generation=1,
+        step=4,
+        by=Requester(user="alice", uid=1000),
+    )
+    drill, opened, answered = told(planted, OPENED, structs.replace(decided(Restart()), drill=1))
+    assert (drill.kind, drill.severity) == (NoticeKind.DRILL, Severity.INFO)
+    assert drill.text == "drill 1 by alice: kill-rank on rank 3 (n2, generation 1)"
+    assert opened.text.endswith(f"{drill.text} was planted before")
+    assert (opened.severity, answered.severity) == (Severity.INFO, Severity.INFO)
+    assert "drill 1 by alice: it was so" in answered.text
+    assert told(planted, OPENED, decided(Restart()))[-1].severity is Severity.WARNING
