@@ -181,7 +181,9 @@ def what(report: IncidentReport) -> str:
     """Return what was seen first, in short: ``rank 2: SIGKILL on n3``, ``hang: no step for 26 s``."""
     seen = first_sentence(_ASIDE.sub("", report.signs[0]), most=MAX_WHAT).removesuffix(" …")
     more = f"; {len(report.signs) - 1} more" if report.signs[1:] else ""
-    return one_line(f"{seen}{more}" if report.symptom in _PLAIN else f"{report.symptom}: {seen}{more}")
+    drill = f"{drills.title(report.drill)}: " if report.drill is not None else ""
+    symptom = "" if report.symptom in _PLAIN else f"{report.symptom}: "
+    return one_line(f"{drill}{symptom}{seen}{more}")
 
 
 def _way_out(report: IncidentReport) -> str:

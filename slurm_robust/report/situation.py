@@ -188,6 +188,7 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
     wrong = list(_storage(live))
     if (incident := live.incident) is not None:
         sign = f": {incident.sign}" if incident.sign else ""
+        sign += f" ({incident.drill})" if incident.drill else ""
         wrong.insert(
             0, f"incident {incident.number} for {duration(incident.age_s)}: {incident.symptom}{sign}"
         )
