@@ -128,7 +128,8 @@ def test_the_ettr_of_a_job_with_five_faults_and_a_requeue_is_what_an_observer_co
         assert job.wait_end() == 0
         observer.look()
     report = assert_as_observed(job, observer, incidents=5)
-    assert [mark["kind"] for mark in report["marks"]] == ["requeue", "run"]
+    kinds = [mark["kind"] for mark in report["marks"]]
+    assert [kind for kind in kinds if kind != "restart"] == ["requeue", "run"]
     assert {line["nodes"] for line in report["nodes"] if line["evicted"]} >= {dead}
 
 
