@@ -237,6 +237,18 @@ def test_paper_is_white_and_has_the_charts_and_no_heading_alone(opened: Page, tm
     assert quiet(opened)
 
 
+def test_paper_has_some_lanes_and_says_how_many_more_there_are(opened: Page, tmp_path: Path) -> None:
+    many = waiting()
+    lane = next(lane for lane in many.lanes if lane.count)
+    found = replace(many, lanes=tuple(replace(lane, slots=str(number)) for number in range(40)))
+    see(opened, tmp_path / "many.html", found)
+    opened.run('dispatchEvent(new Event("beforeprint"))')
+    assert opened.run('document.querySelectorAll(".rows text.lane").length') == 16
+    assert "and 24 more lanes" in opened.run('document.querySelector(".rows").textContent')
+    opened.run('dispatchEvent(new Event("afterprint"))')
+    assert opened.run('document.querySelectorAll(".rows text.lane").length') == 40
+
+
 def test_nothing_of_a_hostile_job_is_run(opened: Page, tmp_path: Path) -> None:
     see(opened, tmp_path / "hostile.html", hostile())
     assert opened.run(CHARTS) == 4  # no loss and no gradient norm

@@ -5,6 +5,7 @@
   const MIN_S = 2; // seconds that a chart shows at least
   const BADGES = 20, FLAGS = 15, AXIS = 38; // pixels of the strips above and below what is drawn
   const LINE = 170; // pixels of a curve's height
+  const ON_PAPER = 16; // lanes, where a page cannot be scrolled
   const LANE = 22, APART = 4; // pixels of a lane, and between two
   const LETTER = 6.4; // pixels of a character on an axis, at most
   const DOING = ["slot", "standby", "aside", "evicted"];
@@ -362,7 +363,7 @@
       if (this.isEmpty) return;
       const box = document.createElement("div");
       box.className = "rows";
-      const lanes = data.lanes, slots = lanes.filter((lane) => lane.slot).length;
+      const lanes = paper && data.lanes.length > 24 ? data.lanes.slice(0, ON_PAPER) : data.lanes, slots = lanes.filter((lane) => lane.slot).length;
       const job = this.svg(this.top + AXIS + LANE + 6);
       this.defs(job);
       this.axis(job, this.top + LANE + 4, this.top, 0);
@@ -376,7 +377,9 @@
       this.place.append(box);
       const height = lanes.length * (LANE + APART) + (slots < lanes.length ? APART : 0);
       const body = lanes.length ? this.svg(height, box) : null;
-      if (body) this.lanes(body, height, slots);
+      if (body) this.lanes(body, lanes, height, slots);
+      const more = data.lanes.length - lanes.length;
+      if (more) box.append(`and ${more} more lanes, on the screen`);
       this.hair = [job, body].filter(Boolean).map((svg) => put(svg, "line", { class: "hair", y1: 0, y2: 9999, visibility: "hidden" }));
       this.hair[0].setAttribute("y1", this.top);
       this.hair[0].setAttribute("y2", this.top + LANE);
@@ -385,13 +388,13 @@
       const made = put(put(svg, "defs"), "pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
       put(made, "line", { class: "hatched", x1: 0, y1: 0, x2: 0, y2: 6 });
     }
-    lanes(svg, height, slots) {
+    lanes(svg, lanes, height, slots) {
       for (const [begin, end, part] of data.stages) {
         if (data.parts[part] !== "queue" || !this.isIn(begin, end)) continue;
         const [from, width] = this.span(begin, end);
         put(svg, "rect", { x: from, y: 0, width, height, class: "waits hatch", "data-tip": `queued ${lasted(end - begin)}` });
       }
-      data.lanes.forEach((lane, place) => {
+      lanes.forEach((lane, place) => {
         const y = place * (LANE + APART) + (lane.slot ? 0 : APART);
         const name = lane.slot || place === slots ? lane.name : "";
         put(svg, "text", { class: "lane", x: this.left - 6, y: y + 15, "text-anchor": "end" }, narrow() ? name.replace("slot ", "").replace("standby", "spare") : name);
