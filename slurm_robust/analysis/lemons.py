@@ -3,7 +3,8 @@
 A job of many nodes fails more often than a job of one, without any of its nodes being worse. So a failure
 that cannot be pinned on one node counts 1/size on each node of the job: then a healthy node collects blame in
 proportion to the hours it worked, whatever the sizes of its jobs. What a node has collected is compared with
-what the rate of all *other* nodes lets expect of it. docs/lemons.md has the method and what it cannot see.
+what the rate of all *other* nodes lets expect of it. docs/fleet.md#lemons has the method and what it
+cannot see.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Group testing after Algorithm 1 of the ByteRobust paper (arXiv 2509.16293): all nodes replay the same few
 steps of training in small groups, twice, in groups that are crossed: two nodes of one horizontal group are in
 different vertical ones. The faulty node is what the faulty groups of both phases have in common.
-docs/replay.md says what a script must do for it, and what it cannot find.
+docs/diagnostics.md#replay says what a script must do for it, and what it cannot find.
 """
 
 from __future__ import annotations

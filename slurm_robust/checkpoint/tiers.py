@@ -5,7 +5,7 @@ copy of one part belongs to one node and is a whole image (:mod:`slurm_robust.ch
 report it in their heartbeats, and other nodes fetch it from there. All nodes reach a *shared tier*, from
 which a checkpoint is restored whole or not at all; the controller lists and prunes it.
 
-docs/adding-a-tier.md says what a new one takes.
+docs/storage-format.md#adding-a-tier says what a new one takes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ def register(commands: Commands) -> None:
         _replay,
         HELP["replay"],
         more="Runs a few steps in small groups of the nodes of this Slurm job, in two phases, and names the "
-        f"node that the groups with other results have in common. {page('replay.md')} says what the script "
-        "must do. Options end at the script: everything after it belongs to the script.",
+        "node that the groups with other results have in common. "
+        f"{page('diagnostics.md#replay')} says what the script must do. "
+        "Options end at the script: everything after it belongs to the script.",
         examples=(
             ("srobust replay replay.py --seed 7", "a script with its arguments"),
             ("srobust replay --nproc-per-node 8 -m project.replay", "a module, with 8 workers on each node"),

@@ -306,7 +306,7 @@ class DetectConfig(Section):
 
     quick_test_s: _SecondsOrNone = 60.0
     """If there are too few standbys, test the nodes against which only suspicion speaks for up to this time,
-    and use those that pass. At least 15. 0: no such test. See [fallbacks](fallbacks.md#the-quick-test)."""
+    and use those that pass. At least 15. 0: no such test. See [fallbacks](standbys.md#the-quick-test)."""
 
     log_rules: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["/etc/slurm-robust/log-rules"]])] = ()
     """[Log rules](log-rules.md) of the site: YAML files, or folders of them, relative to the submit
@@ -379,7 +379,7 @@ class UpdateConfig(Section):
 
 class ReplayConfig(Section):
     """Replay of the training in small groups of nodes, to find a node that computes wrong results. See
-    [replay](replay.md)."""
+    [replay](diagnostics.md#replay)."""
 
     args: Annotated[tuple[str, ...] | None, Meta(examples=[["--layers", "2"]])] = None
     """Arguments appended to those of the script to make the model small. ``null``: no replay."""
@@ -409,8 +409,8 @@ class StandbyConfig(Section):
     keeps indexes of data sets, for instance."""
 
     test_s: _SecondsOrNone = 60.0
-    """Time limit of the [quick test](fallbacks.md) that each standby runs once, before it rehearses. A
-    standby that fails is evicted before it is needed. At least 15. 0: no such test."""
+    """Time limit of the [quick test](standbys.md#quick-test) that each standby runs once, before it
+    rehearses. A standby that fails is evicted before it is needed. At least 15. 0: no such test."""
 
     learn: bool = True
     """Have the agents import before a start what rank 0 was seen to import until its first step: standbys at

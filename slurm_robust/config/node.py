@@ -153,7 +153,8 @@ class Drain(Section):
 
 
 class Repair(Section):
-    """What ``srobust admin repair`` may do to nodes that slurm_robust drained. See [repair](repair.md)."""
+    """What ``srobust admin repair`` may do to nodes that slurm_robust drained. See
+    [repair](draining.md#repair)."""
 
     mode: Literal["observe", "act"] = "observe"
     """``observe``: report what would be done. ``act``: reset GPUs and reboot nodes."""

@@ -2,8 +2,8 @@
 
 Groups of nodes replay the same steps and compare these digests (:mod:`slurm_robust.analysis.replay`), so a
 run may depend on nothing but the script, its rank and the world's size: random generators start from a fixed
-seed, and PyTorch is asked for deterministic algorithms. docs/replay.md says what is left to the script.
-:mod:`slurm_robust.worker.replay_rank` is the process.
+seed, and PyTorch is asked for deterministic algorithms. docs/diagnostics.md#replay says what is left to
+the script. :mod:`slurm_robust.worker.replay_rank` is the process.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def flip(path: Path) -> None:
         head = file.read(PAGE)
         middle = path.stat().st_size // 2
         if head.startswith(MAGIC):
-            begin, length = struct.unpack_from("<QQ", head, 24)  # as docs/checkpoint-format.md has them
+            begin, length = struct.unpack_from("<QQ", head, 24)  # as docs/storage-format.md#images has them
             middle = begin + length // 2
         file.seek(middle)
         (byte,) = file.read(1)

@@ -229,7 +229,7 @@ RULES = (
         needs=("software", "environ"),
         why="no rank tells in which operation of NCCL it waits: most hangs inside NCCL name no rank",
         fix=f"with torch 2.14 unset {_USE_NCCL2}; else install torch 2.5 or later",
-        source="torch 2.4.1 (no JSON), 2.14.1 (nccl2 has no recorder); docs/taking-stacks.md",
+        source="torch 2.4.1 (no JSON), 2.14.1 (nccl2 has no recorder); docs/stacks.md#taking-stacks",
         judge=_unrecorded,
     ),
     note(
@@ -238,7 +238,7 @@ RULES = (
         why="the recorder of nccl2 does not show what a GPU has begun: a GPU that hangs names no rank, and a "
         "rank that has ended all it enqueued is named with its node first",
         fix=f"export {_USE_NCCL2}=0, while torch has the older backend",
-        source="pytorch/pytorch#192281 (nccl is nccl2), #192233 (its recorder); docs/taking-stacks.md",
+        source="pytorch/pytorch#192281 (nccl is nccl2), #192233 (its recorder); docs/stacks.md#taking-stacks",
         judge=_unseen_gpus,
     ),
     note(
@@ -246,7 +246,7 @@ RULES = (
         needs=("environ",),
         why="NCCL does not say which processes of a hang are gone",
         fix="unset it",
-        source="NCCL's manual, NCCL_RAS_ENABLE; docs/taking-stacks.md",
+        source="NCCL's manual, NCCL_RAS_ENABLE; docs/stacks.md#taking-stacks",
         judge=_off("NCCL_RAS_ENABLE"),
     ),
     note(

@@ -106,7 +106,7 @@ RULES = (
         name="settings.reservation",
         why="no companion gets a node from it when no standby is left",
         fix="the administrator makes it (srobust spares create), or correct its name",
-        source="docs/spares.md; docs/fallbacks.md",
+        source="docs/spares.md; docs/standbys.md#fallbacks",
         judge=lambda facts: (
             f"there is no reservation {name} that this user may see (companions.reservation)"
             if (name := facts.config.companions.reservation) is not None

@@ -251,8 +251,9 @@ def test_an_image_can_be_received(tmp_path: Path, path: Path) -> None:
 
 
 def test_the_example_in_the_documentation_reads_an_image(path: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"
-    code = page.read_text().split("```python\n")[1].split("```")[0]
+    page = Path(__file__).parents[3] / "docs" / "storage-format.md"
+    images = page.read_text().partition("\n## Images\n")[2]
+    code = images.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(code, names)
     buffer = Buffer(path)
