@@ -229,6 +229,8 @@ def outcome(report: IncidentReport) -> str:
     last = report.events[-1]
     if isinstance(last, ev.IncidentClosed):
         took = last.t - report.t
+        if report.steps_repeated is None:
+            return f"the script makes steps again, {took:.1f} s after the first sign; it does not number them"
         return f"training continues: step {last.step} was completed {took:.1f} s after the first sign"
     if isinstance(last, ev.RunEnded):
         return one_line(f"the job ended with exit code {last.code}: {last.reason}")
@@ -409,7 +411,9 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.Unanswered():
             yield "no answer", f"asked {fold(event.nodes)} for {event.asked}: {event.why}"
         case ev.IncidentClosed():
-            yield "over", f"step {event.step} is the first new one (generation {event.generation})"
+            numbered = report.steps_repeated is not None
+            first = f"step {event.step} is the first new one" if numbered else "the script makes steps again"
+            yield "over", f"{first} (generation {event.generation})"
         case ev.NodeEvicted() if event.node not in report.suspects:
             yield "evicted", f"{event.node}: {event.reason}"
         case ev.NodeDrained():

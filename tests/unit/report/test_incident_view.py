@@ -180,6 +180,13 @@ def test_agents_that_a_requeue_ends_are_no_evidence() -> None:
     assert text in texts_of(more=[silent])
 
 
+def test_a_script_that_does_not_number_its_steps_is_not_said_to_be_at_step_0() -> None:
+    (report,) = incident_reports(KILL)
+    report = replace(report, steps_repeated=None)
+    assert "the script makes steps again" in incident_text.outcome(report)
+    assert incident_text.timeline(report)[-1].text == "the script makes steps again (generation 2)"
+
+
 def test_no_time_is_shown_as_minus_zero() -> None:
     (report,) = incident_reports([*BEFORE, noted("x", after=-0.01), OPENED])
     assert f"{incident_text.timeline(report)[0].after_s:.1f}" == "0.0"
