@@ -427,6 +427,8 @@ def _now(directory: JobDirectory, state: JobState, wall: float) -> dict[str, Any
     changes: dict[str, Any] = {"live": structs.replace(live, nodes=()), "phases": phases_text(live)}
     if live.step >= 0:
         changes |= {"step": live.step, "loss": live.loss}
+    if live.update is not None:
+        changes["update"] = live.update  # which says what its trial is at
     return changes
 
 

@@ -13,7 +13,7 @@ from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold, read
-from slurm_robust.model.live_status import LiveIncident, LiveStatus, encode
+from slurm_robust.model.live_status import LiveIncident, LiveStatus, LiveUpdate, encode
 from slurm_robust.report.situation import (
     JobSituation,
     JobSize,
@@ -260,13 +260,16 @@ def test_the_step_is_the_controllers_own_and_not_the_journals_older_one(
     folder: Path, slurm: FakeSlurm
 ) -> None:
     state = fold(read(folder / "journal.jsonl"))
-    live = late(t=time.time(), run_id=state.run_id, epoch=state.epoch, job_id=1)
+    update = LiveUpdate(number=1, release="b", when="now", by="alice", doing="gemm")
+    live = late(t=time.time(), run_id=state.run_id, epoch=state.epoch, job_id=1, update=update)
     assert "step   10" in screen(folder, slurm)
     (folder / "moment.json").write_bytes(encode(live))
     status = status_of(str(folder), None, slurm)
     assert status.step == 265
     assert status.live is not None
     assert status.live.nodes == ()
+    assert status.update is not None
+    assert status.update.doing == "gemm"
     text = screen(folder, slurm)
     assert "no step for 13 s (usual 0.31 s); called a hang at 14 s" in text
     (folder / "moment.json").write_bytes(encode(structs.replace(live, run_id="another")))
