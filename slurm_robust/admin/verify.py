@@ -36,7 +36,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
 from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number, parse_words
-from slurm_robust.terminal.console import Bar
+from slurm_robust.terminal.console import Bar, show
 from slurm_robust.util.text import did_you_mean, near, one_line
 from slurm_robust.util.trust import distrust
 
@@ -55,7 +55,7 @@ class Point(Record):
     fix: str = ""
 
 
-def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
+def main(*, slurm_conf: str = "", json: bool = False, site: Site | None = None) -> int:
     """Verify. Returns 0 if all is good, or 1 if something is not, which is printed."""
     try:
         site = site or Site(slurm_conf)
@@ -82,6 +82,9 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
             points += allocation_points(live, site, os.uname().nodename)
             bar.say("taking the drain lock and releasing it")
             points += lock_points(site.slurm, node_name(os.environ))
+    if json:
+        show(points, str, json=True)
+        return 0 if all(point.good for point in points) else 1
     return report(points)
 
 

@@ -131,6 +131,7 @@ def _register_verify(commands: Commands) -> None:
             "verify",
             _verify,
             text,
+            json=True,
             examples=(
                 ("srobust admin verify", "this node and Slurm's live configuration"),
                 ("srobust admin verify --slurm-conf /etc/slurm/slurm.conf", "where slurm.conf is not found"),
@@ -142,7 +143,7 @@ def _register_verify(commands: Commands) -> None:
 def _verify(args: argparse.Namespace) -> int:
     from slurm_robust.admin import verify
 
-    return verify.main(slurm_conf=args.slurm_conf)
+    return verify.main(slurm_conf=args.slurm_conf, json=args.json)
 
 
 def _register_uninstall(commands: Commands) -> None:

@@ -15,8 +15,9 @@ from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import collect
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.config.reader import Layers, as_yaml, parse, read_file, schema_keys
+from slurm_robust.config.reader import Layers, as_yaml, parse, read_file, schema_keys, values_and_origins
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.terminal.console import show
 from slurm_robust.util.text import count
 
 
@@ -32,6 +33,7 @@ def register(commands: Commands) -> None:
         "check",
         _check,
         text,
+        json=True,
         examples=(
             ("srobust config check job.yaml", "a job's configuration"),
             ("srobust config check /etc/slurm-robust/node.yaml", "the configuration of nodes"),
@@ -45,6 +47,7 @@ def register(commands: Commands) -> None:
             "show",
             _show,
             "print every key with its value and its source",
+            json=True,
             examples=(
                 ("srobust config show", "what a run here would use"),
                 ("srobust config show --config job.yaml --set spares=2", "with a file and an option"),
@@ -56,13 +59,20 @@ def register(commands: Commands) -> None:
 def _check(args: argparse.Namespace) -> int:
     """Check each file by itself, and the files it names. All problems are reported together."""
     problems: list[Problem] = []
+    good: dict[str, str] = {}
     for path in args.files:
         try:
-            print(f"{path}: good, {_check_file(path)}")
+            good[str(path)] = _check_file(path)
+            if not args.json:
+                print(f"{path}: good, {good[str(path)]}")
         except SrobustError as error:
             problems.append(Problem.of(error))
-    if problems:
-        raise InvalidSettings.of(problems)
+    refusal = InvalidSettings.of(problems) if problems else None
+    if args.json:
+        show({"good": good, "problems": [problem.text for problem in problems]}, str, json=True)
+        return refusal.exit_code if refusal is not None else 0
+    if refusal is not None:
+        raise refusal
     return 0
 
 
@@ -99,5 +109,7 @@ def is_node_file(text: bytes) -> bool:
 def _show(args: argparse.Namespace) -> int:
     """Print YAML that can be used as a file, with the source of each value as a comment."""
     layers = collect(args.config, os.environ, settings_of(args))
-    print(as_yaml(layers, layers.build()))
+    built = layers.build()
+    shown = values_and_origins(layers, built) if args.json else as_yaml(layers, built)
+    show(shown, str, json=args.json)
     return 0

@@ -73,7 +73,7 @@ def make_parser(only: str | None = None) -> Parser:
                 ("srobust version", "print the version, for a bug report"),
                 ("srobust --version", "the same"),
             )
-            add_command(commands, name, _version, text, examples=examples)
+            add_command(commands, name, _version, text, examples=examples, json=True)
         else:
             import_module(f"slurm_robust.cli.{name}").register(commands)
     return parser
@@ -89,8 +89,13 @@ def _add_help(commands: Commands) -> None:
     parser.add_argument("words", metavar="COMMAND", nargs="*", help="a command (default: all of them)")
 
 
-def _version(_: argparse.Namespace) -> int:
-    print(f"srobust {in_full(__version__)}")
+def _version(args: argparse.Namespace) -> int:
+    if args.json:
+        from slurm_robust.terminal.console import show
+
+        show({"version": in_full(__version__)}, str, json=True)
+    else:
+        print(f"srobust {in_full(__version__)}")
     return ExitCode.SUCCESS
 
 

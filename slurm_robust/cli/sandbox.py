@@ -25,9 +25,9 @@ from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.database import remove_cache
 from slurm_robust.sandbox.heal import heal
 from slurm_robust.sandbox.sandbox import check_root, sandbox_names
-from slurm_robust.sandbox.status import list_line, read_status, status_table
+from slurm_robust.sandbox.status import read_status, sandbox_line, status_table
 from slurm_robust.sandbox.teardown import take_down
-from slurm_robust.terminal.console import Bar
+from slurm_robust.terminal.console import Bar, show
 
 # Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
@@ -202,6 +202,7 @@ def _register_views(commands: Commands) -> None:
         "list",
         _list,
         "show the sandboxes of this machine",
+        json=True,
         examples=(
             ("srobust sandbox list", "one line each"),
             ("srobust sandbox list | grep gpus", "whether one is there"),
@@ -230,9 +231,9 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    del args  # it takes none
-    for name in sandbox_names():
-        print(list_line(name))
+    lines = [sandbox_line(name) for name in sandbox_names()]
+    if lines or args.json:
+        show(lines, lambda known: "\n".join(line.text for line in known), json=args.json)
     return ExitCode.SUCCESS
 
 

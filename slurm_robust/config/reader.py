@@ -472,16 +472,26 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def as_yaml(layers: Layers[S], config: S) -> str:
     """Return the configuration as YAML, each value with its origin as a comment."""
     lines: list[str] = []
-    opened = ""
+    opened, known = "", values_and_origins(layers, config)
     for name in sorted(schema_keys(layers.schema), key=lambda name: "." in name):
         section, _, leaf = name.rpartition(".")
         if section != opened:
             lines.append(f"{section}:")
             opened = section
-        text = as_json(_without_secrets(getattr(getattr(config, section) if section else config, leaf)))
-        origin = layers.places.get(tuple(name.split(".")), ValueOrigin("default")).text
+        text, origin = as_json(known[name]["value"]), str(known[name]["origin"])
         lines.append(f"{'  ' if section else ''}{leaf}: {text}".ljust(40) + f"  # {one_line(origin)}")
     return "\n".join(lines)
+
+
+def values_and_origins(layers: Layers[S], config: S) -> dict[str, dict[str, object]]:
+    """Return each key with its ``value``, secrets hidden, and its ``origin``."""
+    found: dict[str, dict[str, object]] = {}
+    for name in schema_keys(layers.schema):
+        section, _, leaf = name.rpartition(".")
+        value = _without_secrets(getattr(getattr(config, section) if section else config, leaf))
+        origin = layers.places.get(tuple(name.split(".")), ValueOrigin("default")).text
+        found[name] = {"value": value, "origin": origin}
+    return found
 
 
 def _without_secrets(value: object) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import asdict, dataclass
 
+from slurm_robust.model.record import Record
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD, SandboxConfig
 from slurm_robust.sandbox.errors import SandboxError
@@ -79,16 +80,32 @@ def read_status(sandbox: Sandbox) -> SandboxStatus:
     return SandboxStatus(sandbox.name, str(sandbox.folder.path), tuple(nodes))
 
 
-def list_line(name: str) -> str:
-    """Return one line about a sandbox, for ``srobust sandbox list``."""
+class SandboxLine(Record):
+    """A sandbox of this machine."""
+
+    name: str
+    nodes: int
+    """0 if it does not run."""
+    folder: str
+
+    @property
+    def text(self) -> str:
+        """As ``srobust sandbox list`` prints it."""
+        if not self.nodes:
+            return f"{self.name}  not running (remove it: srobust sandbox down --name {self.name})"
+        return f"{self.name}  {self.nodes} nodes  {self.folder}"
+
+
+def sandbox_line(name: str) -> SandboxLine:
+    """Return what ``srobust sandbox list`` says of a sandbox."""
     folder = StateFolder(name)
     try:
         config = SandboxConfig.from_json(folder.config.read_text())
     except (OSError, ValueError):
         config = None  # An `up` that died before it wrote it.
     if config is None or not procs.sandbox_processes(folder.path):
-        return f"{name}  not running (remove it: srobust sandbox down --name {name})"
-    return f"{name}  {config.nodes} nodes  {folder.path}"
+        return SandboxLine(name=name, nodes=0, folder=str(folder.path))
+    return SandboxLine(name=name, nodes=config.nodes, folder=str(folder.path))
 
 
 def _ask_slurm(sandbox: Sandbox) -> dict[str, tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,22 @@ import pytest
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.reader import Layers
+from slurm_robust.model.errors import ExitCode
+
+
+def test_both_commands_print_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("spares: 2\n")
+    bad.write_text("spare: 1\n")
+    assert main(["config", "check", "--json", str(good), str(bad)]) == ExitCode.CONFIG
+    found = json.loads(capsys.readouterr().out)
+    assert found["good"] == {str(good): "1 key"}
+    assert [text.partition(": ")[2] for text in found["problems"]] == [
+        "unknown key spare; did you mean spares?"
+    ]
+    assert main(["config", "show", "--json", "--config", str(good)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["spares"] == {"value": 2, "origin": f"{good}, line 1"}
 
 
 @pytest.fixture(autouse=True)

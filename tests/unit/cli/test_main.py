@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import pkgutil
 import shlex
 import subprocess
@@ -114,6 +115,8 @@ def test_the_version_as_everybody_asks_for_it(capsys: pytest.CaptureFixture[str]
     asked = capsys.readouterr().out
     assert main(["version"]) == 0
     assert capsys.readouterr().out == asked
+    assert main(["version", "--json"]) == 0
+    assert f"srobust {json.loads(capsys.readouterr().out)['version']}\n" == asked
 
 
 def test_an_error_has_no_code_of_a_verdict() -> None:
