@@ -152,7 +152,7 @@ class CheckpointConfig(Section):
     directory: Annotated[Folder | None, Meta(examples=["/shared/me/checkpoints"])] = None
     """Folder on storage that all nodes share. ``null``: ``checkpoints`` in the job's folder. In any other
     folder, files get the modes of your umask, see
-    [shared folders](shared-folders.md#checkpoints-on-storage)."""
+    [shared folders](security.md#checkpoints-on-storage)."""
 
     keep: Positive = 2
     """Number of newest complete checkpoints to keep. With 1, there is no older one to return to."""
@@ -559,7 +559,7 @@ class SlurmConfig(Section):
 
 class CompanionConfig(Section):
     """Nodes from outside the allocation: a job that must replace a node and has no standby left gets one by a
-    [companion job](spares.md#companion-jobs) before it asks for a requeue."""
+    [companion job](fleet.md#companion-jobs) before it asks for a requeue."""
 
     reservation: Annotated[_NonEmpty | None, Meta(examples=["srobust_spares"])] = None
     """Reservation whose nodes companions use (``srobust spares create``). ``null``: none."""
@@ -683,7 +683,7 @@ class JobConfig(Section):
     job_dir: Annotated[Folder | None, Meta(examples=["/shared/me/jobs"])] = None
     """Folder on shared storage that holds the folders of jobs, each named by its job id. ``null``:
     ``srobust-jobs`` in the submit directory. Other users must not be able to rename it, see
-    [shared folders](shared-folders.md)."""
+    [shared folders](security.md#folders-and-ports)."""
 
     training: Annotated[str | None, Meta(examples=["gpt-7b"])] = None
     """Name of the training of which the job is a chapter: it goes on from the newest checkpoint of the jobs

@@ -48,9 +48,9 @@ class ExitCode(IntEnum):
 
     JOB_DIR = 73
     """The job directory cannot be written, is not the same on all nodes, or others could replace it ([shared
-    folders](shared-folders.md)). Use ``--job-dir`` on shared storage. Also if storage prevents a controller
-    from starting for half an hour and no agent is left, and if an ``admin`` command, a report or the output
-    of a command cannot be written.
+    folders](security.md#folders-and-ports)). Use ``--job-dir`` on shared storage. Also if storage prevents
+    a controller from starting for half an hour and no agent is left, and if an ``admin`` command, a report or
+    the output of a command cannot be written.
     """
 
     CHECKPOINTS = 74

@@ -106,7 +106,7 @@ RULES = (
         name="settings.reservation",
         why="no companion gets a node from it when no standby is left",
         fix="the administrator makes it (srobust spares create), or correct its name",
-        source="docs/spares.md; docs/standbys.md#fallbacks",
+        source="docs/fleet.md#shared-spares; docs/standbys.md#fallbacks",
         judge=lambda facts: (
             f"there is no reservation {name} that this user may see (companions.reservation)"
             if (name := facts.config.companions.reservation) is not None
@@ -119,7 +119,7 @@ RULES = (
         needs=("slurm",),
         why="a lent node cannot import memory of the job's GPUs: with NVLink between nodes none is lent",
         fix="ask for spares, or set companions.without_nvlink if NVLink is used within nodes only",
-        source="slurm.conf(5) SwitchParameters, imex_channel_count; docs/spares.md",
+        source="slurm.conf(5) SwitchParameters, imex_channel_count; docs/fleet.md#shared-spares",
         judge=_imex_channels,
     ),
     note(
