@@ -20,6 +20,7 @@ from slurm_robust.cli.parsing import (
 from slurm_robust.inventory import listing, planning, removing
 from slurm_robust.inventory.planning import PlannedTraining
 from slurm_robust.inventory.removing import RemovalOptions
+from slurm_robust.model.libraries import need
 
 
 def register(commands: Commands) -> None:
@@ -270,6 +271,7 @@ def _verify_copies(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    need("torch", "srobust checkpoint export")
     from slurm_robust.inventory import export  # it writes with torch
 
     return export.main(args.job, args.step, args.to, json=args.json, job_dir=args.job_dir)

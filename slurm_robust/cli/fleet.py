@@ -15,6 +15,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.fleet.opening import index_url
 from slurm_robust.fleet.view import show_fleet, show_training
+from slurm_robust.model.libraries import need
 
 _SPANS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _DATES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
@@ -120,15 +121,18 @@ def index_of(args: argparse.Namespace) -> tuple[str, NodeConfig]:
 
 
 def _fleet(args: argparse.Namespace) -> int:
+    need("sqlalchemy", "srobust fleet")
     if args.training:
         return show_training(index_of(args)[0], args.training, args.since, json=args.json)
     return show_fleet(index_of(args)[0], args.since, json=args.json)
 
 
 def _collect(args: argparse.Namespace) -> int:
+    need("sqlalchemy", "srobust admin fleet")
     url, config = index_of(args)
     return fleet.collect(url, config, spool=args.spool, json=args.json)
 
 
 def _forget(args: argparse.Namespace) -> int:
+    need("sqlalchemy", "srobust admin fleet")
     return fleet.forget(index_of(args)[0], args.days)

@@ -10,6 +10,7 @@ from slurm_robust.cli.parsing import Commands, UsageError, add_command, hostlist
 from slurm_robust.fleet.accept import CAUSES
 from slurm_robust.fleet.answers import IncidentFilter
 from slurm_robust.fleet.view import show_incidents
+from slurm_robust.model.libraries import need
 from slurm_robust.report import incident_view
 
 
@@ -64,6 +65,7 @@ def _incidents(args: argparse.Namespace) -> int:
     if args.all:
         if args.json and args.csv:
             raise UsageError("--json and --csv exclude each other", fix="give one of them")
+        need("sqlalchemy", "srobust incidents --all")
         asked = IncidentFilter(
             since=args.since,
             nodes=args.node,

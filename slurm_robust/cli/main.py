@@ -19,6 +19,7 @@ from slurm_robust.cli.parsing import Commands, Parser, add_command
 from slurm_robust.cli.words import parse
 from slurm_robust.home import is_packaged
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.libraries import pip_line
 from slurm_robust.util.checkout import in_full
 from slurm_robust.util.text import message, visible
 
@@ -34,7 +35,7 @@ class NodeSide(SrobustError):
 
     fix = (
         "activate the environment of your training, so that 'command -v srobust' names the one in it "
-        "(pip install 'slurm_robust[train]')"
+        f"({pip_line('torch')})"
     )
 
     def __init__(self, command: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.libraries import pip_line
 
 
 class NoLibrary(SrobustError):
@@ -10,7 +11,7 @@ class NoLibrary(SrobustError):
 
     exit_code = ExitCode.REFUSED
 
-    fix = "pip install 'slurm_robust[admin]'"
+    fix = pip_line("sqlalchemy")
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the fleet index needs {name}, which is not installed")

@@ -20,6 +20,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold, read
+from slurm_robust.model.libraries import need
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.curves import progress
@@ -60,13 +61,6 @@ class CannotWrite(SrobustError):
     exit_code = ExitCode.JOB_DIR
 
 
-class NoJinja(SrobustError):
-    """The page needs jinja2, which is an extra."""
-
-    exit_code = ExitCode.REFUSED
-    fix = "pip install 'slurm_robust[train]'"
-
-
 class ReportFormat(Record):
     """What was asked for."""
 
@@ -77,6 +71,8 @@ class ReportFormat(Record):
 
 def main(name: str, wanted: ReportFormat, *, job_dir: str | None) -> int:
     """Print or write the report. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`CannotWrite`."""
+    if wanted.html is not None:
+        need("jinja2", "srobust report --html")
     slurm = make_slurm()
     found = named(name, job_dir, slurm)
     with _without_collections():
@@ -314,12 +310,8 @@ def _head(path: Path, most: int) -> str:
 
 
 def _page(report: JobReport) -> str:
-    try:
-        from slurm_robust.report.page.page import page_of
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("jinja2", "markupsafe"):
-            raise
-        raise NoJinja("the page needs jinja2, which is not installed") from error
+    from slurm_robust.report.page.page import page_of
+
     return page_of(report)
 
 

@@ -25,13 +25,14 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import startup
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.libraries import need
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.model.updates import UpdateResult, UpdateRow
 from slurm_robust.report.job_view import JobView, LaunchView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.perfetto import document
-from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
+from slurm_robust.telemetry.spans import Trace, TraceSpan, Value, by_parent, endpoint_of
 from slurm_robust.terminal.console import ScreenTable, section, show
 from slurm_robust.trainings.find import load_events, named, newest_job
 from slurm_robust.trainings.jobs import ChapterRow, begun, jobs_of
@@ -74,6 +75,8 @@ def main(name: str, *, otlp: str | None, perfetto: Path | None, json: bool, job_
 
     Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``, :class:`TraceNotWritten`.
     """
+    if otlp is not None:
+        need("opentelemetry", "srobust trace --otlp")
     slurm = make_slurm()
     found = named(name, job_dir, slurm)
     shown: Trace | TrainingTraces
@@ -85,12 +88,8 @@ def main(name: str, *, otlp: str | None, perfetto: Path | None, json: bool, job_
         traces = (shown,)
     if otlp is not None:
         endpoint_of(otlp)
-        try:
-            from slurm_robust.telemetry.otlp import send
-        except ImportError as error:
-            raise NotSent(
-                f"OpenTelemetry is not installed ({error})", fix="pip install 'slurm_robust[admin]'"
-            ) from error
+        from slurm_robust.telemetry.otlp import send
+
         for trace in traces:
             send(trace, otlp)
     if perfetto is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
+from slurm_robust.model.libraries import need
 from slurm_robust.report.top.feed import JobFeed, LiveView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import show as print_json
@@ -35,6 +36,7 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
     Raises ``NoSuchJob``, :class:`NoScreen`.
     """
     if not json:
+        need("textual", "srobust top", instead="srobust status JOB --watch")
         check_terminal(names)
     slurm = make_slurm()
     found = directories(names, job_dir, slurm)
@@ -56,16 +58,9 @@ def look_through(feed: JobFeed) -> LiveView:
 
 
 def show(feeds: Sequence[JobFeed]) -> None:
-    """Run the screen. Raises :class:`NoScreen` without Textual."""
-    try:
-        from slurm_robust.report.top.app import Top
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "textual":
-            raise
-        raise NoScreen(
-            "srobust top needs Textual, which is not installed",
-            fix="pip install 'slurm_robust[train]'; without it: srobust status JOB --watch",
-        ) from error
+    """Run the screen. Raises :class:`NoScreen` if it fails."""
+    from slurm_robust.report.top.app import Top
+
     app = Top(feeds)
     app.run(mouse=False)
     if app.return_code:
