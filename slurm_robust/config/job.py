@@ -114,7 +114,7 @@ class Timings(Section):
 
     moment_s: _Often = 2.0
     """Interval at which the controller writes ``moment.json`` into the job's folder, for
-    [srobust top](top.md). 0: never."""
+    [srobust top](watching.md#srobust-top). 0: never."""
 
     shutdown_s: Seconds = 10.0
     """How long the controller waits for its agents at the end of the job. At least ``stop_grace_s`` + 5."""

@@ -88,7 +88,8 @@ class ChannelConfig(Section):
 
 
 class NotifyConfig(Section):
-    """Notifications of a job's incidents, its end and its standbys. See [notifications](notifications.md)."""
+    """Notifications of a job's incidents, its end and its standbys. See
+    [notifications](watching.md#notifications)."""
 
     channels: Annotated[
         tuple[ChannelConfig, ...], Meta(examples=[[{"name": "mail", "mail": ["me@example.org"]}]])

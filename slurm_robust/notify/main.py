@@ -41,7 +41,8 @@ class NoChannel(SrobustError):
     """There is no one to tell."""
 
     exit_code = ExitCode.CONFIG
-    fix = f"give channels in the section notify of the job's configuration, see {page('notifications.md')}"
+    see = page("watching.md#notifications")
+    fix = f"give channels in the section notify of the job's configuration, see {see}"
 
 
 class Tested(Record):

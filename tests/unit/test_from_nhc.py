@@ -10,7 +10,8 @@ import pytest
 
 from slurm_robust.nodes.registry import CHECKS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "from-nhc.md").read_text()
+CHECKS_PAGE = Path(__file__).parents[2] / "docs" / "node-checks.md"
+PAGE = CHECKS_PAGE.read_text().partition("\n## Coming from NHC\n")[2]
 # All functions of scripts/*.nhc in NHC's repository that nhc.conf can name.
 NHC = [
     "check_cmd_dmesg",

@@ -85,7 +85,7 @@ def test_lists_and_tables_are_what_they_look_like(file: str) -> None:
     ("page", "text", "expected"),
     [
         ("index.md", "[r](../README.md)", "[r](readme.md)"),
-        ("readme.md", "[l](docs/logs.md#lines), [o](LICENSE)", "[l](logs.md#lines), o"),
+        ("readme.md", "[l](docs/watching.md#lines), [o](LICENSE)", "[l](watching.md#lines), o"),
         ("prolog-epilog.md", "[h](../docs/hooks.md)", "[h](hooks.md)"),
         ("reference/cli.md", "[e](../exit-codes.md)", "[e](../exit-codes.md)"),
         ("reference/cli.md", "[c](../../CHANGELOG.md)", "[c](../changelog.md)"),
