@@ -9,7 +9,7 @@ from slurm_robust.admin.items import Layout, man_pages, scripts
 
 def test_manual_pages_are_whole() -> None:
     pages = man_pages()
-    assert set(pages) == {"slurm-robust.5", "srobust-admin.8", "srobust-node.8"}
+    assert set(pages) == {"slurm-robust.5", "srobust-admin.8", "srobust-node.8", "srobust.1"}
     assert "max_temperature_c" in pages["slurm-robust.5"]
     for name, text in pages.items():
         assert text.startswith(".TH ")
