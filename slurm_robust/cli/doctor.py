@@ -18,8 +18,10 @@ from slurm_robust.config.jobfile import collect
 from slurm_robust.config.reader import Layers
 from slurm_robust.doctor.code import ScriptCommand
 from slurm_robust.doctor.gather import DoctorRequest
+from slurm_robust.doctor.launchers import RunLine
 from slurm_robust.doctor.main import main, saved_s
 from slurm_robust.doctor.script import RobustRun, expands, read, run_of, unquoted
+from slurm_robust.doctor.shape import shape_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.sharing.archive import cleaner
@@ -108,8 +110,7 @@ def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
     """
     found = run_of(script)
     if found is None:
-        missing = "srobust run in the script: without it the job is not protected"
-        return None, DoctorRequest(unseen=(missing,))
+        return None, DoctorRequest(unseen=_instead_of_run(script))
     given, unseen = _given([word if expands(word) else unquoted(word) for word in found.words])
     if found.more:
         unseen.append(f"{count(found.more, 'other srobust run')} in the script")
@@ -141,8 +142,17 @@ def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
         refused="",
         hears=found.hears,
         command=_command(kind, tuple(args.command), found),
+        run=RunLine(options=_own(given), kind=kind, command=tuple(args.command)),
         unseen=tuple(unseen),
     )
+
+
+def _instead_of_run(script: str) -> tuple[str, ...]:
+    """Return what is not seen of a script without ``srobust run``; what is seen a rule says."""
+    shape = shape_of(script)
+    if shape is not None and (shape.training or not shape.elsewhere):
+        return ()
+    return ("srobust run in the script: without it the job is not protected",)
 
 
 def _command(kind: CommandKind, command: tuple[str, ...], found: RobustRun) -> ScriptCommand | None:
@@ -157,6 +167,10 @@ def _command(kind: CommandKind, command: tuple[str, ...], found: RobustRun) -> S
             return None
         cwd = os.path.join(cwd, folder)
     return ScriptCommand(kind=kind, command=command, cwd=cwd)
+
+
+def _own(given: list[str]) -> tuple[str, ...]:
+    return tuple(split_command(given)[0])
 
 
 def _given(words: list[str]) -> tuple[list[str], list[str]]:

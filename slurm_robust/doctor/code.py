@@ -24,6 +24,12 @@ class ScriptCommand(Record):
     """The folder that it is run in, relative to that of the job."""
 
 
+def missing(of: ScriptCommand, folder: str) -> str:
+    """Return the path of the script that is run if there is no such file, "" if there is."""
+    path = os.path.join(folder, of.cwd, of.command[0])
+    return path if of.kind is CommandKind.SCRIPT and not os.path.exists(path) else ""
+
+
 def uncopied(of: ScriptCommand, folder: str, config: JobConfig) -> str | None:
     """Return why no copy can be taken, "" if one can; None if that does not show here, or not soon.
 

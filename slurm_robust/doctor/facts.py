@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig
+from slurm_robust.doctor.launchers import RunLine
 from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.hooks.times import HookTimes
 from slurm_robust.model.record import Record
@@ -83,6 +84,12 @@ class Facts(Record):
     shape: ScriptShape | None = None
     """What the batch script does around ``srobust run``, if that is what the doctor looks at."""
 
+    run: RunLine | None = None
+    """``srobust run`` in the batch script, if its words are known."""
+
+    missing: str | None = None
+    """The script that it runs, if no such file is here, "" if it is."""
+
     uncopied: str | None = None
     """Why no copy of the code that the batch script runs can be taken, "" if one can."""
 
@@ -120,6 +127,20 @@ class Facts(Record):
 
     state_bytes: int | None = None
     """The state that the ranks of one node save in each step."""
+
+    def line_of(self, text: str) -> int | None:
+        """Return the line of the batch script that a finding names by an option, a variable or a command."""
+        if self.shape is None:
+            return None
+        if self.shape.local is not None and self.shape.local.text in text:
+            return self.shape.local.number
+        options = self.options.lines if self.options is not None else {}
+        for word in re.findall(r"--?[a-z][\w-]*|\b[A-Z][A-Z0-9_]{3,}", text):
+            if word in self.shape.exports:
+                return self.shape.exports[word].line
+            if (line := options.get(word, options.get(word[2:]))) is not None and word.startswith("-"):
+                return line
+        return self.shape.line if "srobust run" in text else None
 
     # -- slurm.conf ------------------------------------------------------------------------------------
 

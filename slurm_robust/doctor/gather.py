@@ -17,8 +17,9 @@ from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.doctor.code import ScriptCommand, uncopied
+from slurm_robust.doctor.code import ScriptCommand, missing, uncopied
 from slurm_robust.doctor.facts import Facts, NodeFacts, Software, Unseen, Version
+from slurm_robust.doctor.launchers import RunLine
 from slurm_robust.doctor.shape import shape_of
 from slurm_robust.hooks.times import HookTimes, read_times
 from slurm_robust.kernel.host import Host
@@ -57,6 +58,9 @@ class DoctorRequest(Record):
     command: ScriptCommand | None = None
     """What ``srobust run`` in the script runs, if more than the shell knows it."""
 
+    run: RunLine | None = None
+    """``srobust run`` in the script, if its words are known."""
+
     unseen: tuple[str, ...] = ()
     """What is not known of the script."""
 
@@ -92,9 +96,14 @@ def gather(
         submitted = options.of_script(wanted.script, environ)
     elif job_id is None:
         unseen += ("the job: give a batch script or --job, or run it inside of the job",)
-    code = None
-    if wanted.command is not None and submitted is not None and config.code.releases:
-        code = uncopied(wanted.command, os.path.abspath(submitted.given.get("chdir", "")), config)
+    code = absent = None
+    if wanted.command is not None and submitted is not None:
+        folder = os.path.abspath(submitted.given.get("chdir", ""))
+        absent = missing(wanted.command, folder)
+        code = uncopied(wanted.command, folder, config) if config.code.releases else None
+    shape = None if wanted.script is None else shape_of(wanted.script)
+    exports = shape.exports if shape is not None else {}
+    given = {name: export.value for name, export in exports.items()}
     node = None
     if ours and inside and environ.get("SLURMD_NODENAME"):
         node = node_of(host, environ["SLURMD_NODENAME"])
@@ -118,12 +127,14 @@ def gather(
         configured=config if wanted.configured else None,
         refused=wanted.refused,
         hears=wanted.hears,
-        shape=None if wanted.script is None else shape_of(wanted.script),
+        shape=shape,
+        run=wanted.run,
+        missing=absent,
         uncopied=code,
         hook_times=hook_times(host),
         preemption=_terms(slurm, site, submitted),
         options=submitted,
-        environ=dict(environ) if ours else None,
+        environ={k: v for k, v in {**environ, **given}.items() if v is not None} if ours else None,
         software=None if is_inside else software(host),
         node=node,
         gpus=gpus,

@@ -36,6 +36,13 @@ class HazardReport(Record):
     ends: tuple[str, ...] = ()
     """How long Slurm leaves the job at each of its ends."""
 
+    @property
+    def options_line(self) -> str:
+        """The line with the options of sbatch that mend what was found, "" for none."""
+        mends = [hazard.sbatch for hazard in self.hazards if hazard.sbatch]
+        last = {option.partition("=")[0]: option for option in mends}
+        return f"#SBATCH {' '.join(last.values())}" if last else ""
+
     def of(self, level: Level) -> list[Hazard]:
         """Return the hazards of one level."""
         return [hazard for hazard in self.hazards if hazard.level is level]
@@ -89,7 +96,8 @@ def _lines(report: HazardReport, *, verbose: bool) -> Iterator[str]:
     for hazard in report.hazards:
         if hazard.level in (Level.BAD, Level.NOTE) or verbose:
             label = "BAD" if hazard.level is Level.BAD else hazard.level.value
-            yield f"{label:>7}  {hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
+            place = f"line {hazard.script_line}, " if hazard.script_line is not None else ""
+            yield f"{label:>7}  {place}{hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
             if hazard.why:
                 yield f"           why: {hazard.why}"
                 yield f"           fix: {hazard.fix}"
@@ -101,5 +109,8 @@ def _lines(report: HazardReport, *, verbose: bool) -> Iterator[str]:
         yield f"           {end}"
     for part in report.unseen:
         yield f"not seen: {one_line(part, None)}"
+    if report.options_line:
+        yield "a line for the batch script, above its first command:"
+        yield report.options_line
     counts = (f"{len(report.of(level))} {level.value}" for level in Level)
     yield f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}"

@@ -17,6 +17,8 @@ Need = Literal[
     "refused",
     "hears",
     "shape",
+    "run",
+    "missing",
     "slurm",
     "clock_s",
     "job",
@@ -45,6 +47,11 @@ class Level(str, Enum):
     UNKNOWN = "unknown"
 
 
+def nothing(facts: Facts) -> str:
+    """Say nothing."""
+    return ""
+
+
 class HazardRule(Record, kw_only=True):
     """One hazard.
 
@@ -65,6 +72,11 @@ class HazardRule(Record, kw_only=True):
     """The source of that: a manual page, release notes, a measurement."""
 
     judge: Callable[[Facts], str]
+    exactly: Callable[[Facts], str] = nothing
+    """What to do in the case at hand instead of ``fix``, "" if no more is known."""
+
+    sbatch: str = ""
+    """The option of sbatch that mends it."""
 
 
 bad = partial(HazardRule, level=Level.BAD)
@@ -80,6 +92,11 @@ class Hazard(Record):
     why: str = ""
     fix: str = ""
     source: str = ""
+    script_line: int | None = None
+    """The number of the line of the batch script that it is about."""
+
+    sbatch: str = ""
+    """The option of sbatch that mends it."""
 
     def line(self) -> str:
         """Return it in one line, as a warning."""
@@ -102,7 +119,9 @@ def apply(rule: HazardRule, facts: Facts) -> Hazard:
         level=rule.level,
         text=text,
         why=rule.why,
-        fix=rule.fix,
+        fix=rule.exactly(facts) or rule.fix,
+        script_line=facts.line_of(text),
+        sbatch=rule.sbatch,
         source=with_addresses(rule.source),
     )
 

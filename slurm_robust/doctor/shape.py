@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from slurm_robust.doctor.script import commands_of, start_of, unquoted
+from slurm_robust.doctor.launchers import is_local, starts_ranks
+from slurm_robust.doctor.script import commands_of, expands, start_of, unquoted
 from slurm_robust.model.record import Record
 from slurm_robust.util import shell
 from slurm_robust.util.shell import Command
@@ -18,11 +19,41 @@ _COMPARES = frozenset({"-eq", "-ne", "-gt", "-ge", "-lt", "-le"})
 _RESTARTS = re.compile(r"\$(?:SLURM_RESTART_COUNT\b|\{SLURM_RESTART_COUNT\})")
 
 
+class ScriptLine(Record):
+    """A line of a script."""
+
+    number: int
+    text: str
+
+
+class Export(Record):
+    """A variable that a script gives to what it runs."""
+
+    line: int
+    value: str | None
+    """None if only the shell knows it."""
+
+
 class ScriptShape(Record):
     """The shape of a script for a shell."""
 
     protected: bool = True
     """It calls ``srobust run``."""
+
+    line: int | None = None
+    """The number of its line; without one, of the line that starts the training."""
+
+    training: tuple[str, ...] = ()
+    """The command that starts the training in a script that calls none."""
+
+    elsewhere: str = ""
+    """Another script that it runs, which may call ``srobust run``, "" for none."""
+
+    exports: dict[str, Export] = {}
+    """What it exports before it, or sets for it alone."""
+
+    local: ScriptLine | None = None
+    """Where it changes to a folder of this node alone before it (``cd /tmp``)."""
 
     hides: str = ""
     """What behind ``srobust run`` decides on the script's exit code, "" for nothing."""
@@ -69,8 +100,16 @@ def shape_of(script: str) -> ScriptShape | None:
         if command.words[:1] == ("trap",)
         for word in command.words[2:]
     )
+    plain = [(tuple(map(unquoted, _plain(command))), command.line) for command in commands]
+    training, line = next(((words, at) for words, at in plain if starts_ranks(words)), ((), None))
+    before = commands[: runs[0] + 1] if runs else commands
     return ScriptShape(
         protected=bool(runs),
+        line=commands[runs[0]].line if runs else line,
+        training=() if runs else training,
+        elsewhere=next((other for words, _ in plain if (other := _other_script(words))), ""),
+        exports=_exports(before, is_run=bool(runs)),
+        local=next((ScriptLine(number=c.line, text=" ".join(c.words)) for c in before if _leaves(c)), None),
         hides=hides,
         code=code,
         traps=frozenset(traps),
@@ -82,6 +121,27 @@ def shape_of(script: str) -> ScriptShape | None:
         open_quote=parsed.open_quote,
         restarts=_restarts(commands),
     )
+
+
+def _other_script(words: Sequence[str]) -> str:
+    """Return the shell script that a command runs, "" for none."""
+    scripts = [word for word in words[:3] if word.endswith(".sh")]
+    return scripts[0] if scripts and words[0] not in ("source", ".") else ""
+
+
+def _leaves(command: Command) -> bool:
+    return command.words[:1] == ("cd",) and is_local(*command.words[1:2])
+
+
+def _exports(commands: Sequence[Command], *, is_run: bool) -> dict[str, Export]:
+    """Return what is exported, and what the last command, ``srobust run``, alone gets."""
+    exports: dict[str, Export] = {}
+    for at, command in enumerate(commands):
+        if command.words[:1] == ("export",) or (is_run and at == len(commands) - 1):
+            for name, value in shell.assigned(command.words):
+                known = None if expands(value) and not value.startswith("'") else unquoted(value)
+                exports[name] = Export(line=command.line, value=known)
+    return exports
 
 
 def _waits_once(commands: Sequence[Command]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.records import Submission
 from slurm_robust.util import shell
+from slurm_robust.util.text import near
 
 # The options of sbatch in any release from 22.05 to 26.05, by its own table (src/common/slurm_opt.c): letter,
 # long name, "=" for one that takes a value, "[=]" for one that takes its value only behind "=".
@@ -50,6 +51,9 @@ _VARIABLES = {
     "SBATCH_SIGNAL": "signal",
     "SBATCH_TIMELIMIT": "time",
 }
+_ALIKE = 0.85
+"""Options of which less is alike are not taken for each other: plugins (SPANK) have options of their own."""
+
 OFF = "off"
 """The value of an option that was taken back (``--no-requeue``, ``--no-kill=off``)."""
 
@@ -77,6 +81,9 @@ class Options(Record):
     off: dict[str, int] = {}
     """Options that only a comment asks for (``##SBATCH``), with the number of its line."""
 
+    lines: dict[str, int] = {}
+    """The numbers of the ``#SBATCH`` lines, by the long names of their options, and ``unknown`` words."""
+
 
 class Signal(Record):
     """``--signal=[B:]NAME[@seconds]``."""
@@ -101,6 +108,7 @@ def of_script(script: str, environ: Mapping[str, str]) -> Options:
         near=lines.near,
         heterogeneous=lines.heterogeneous,
         off=off,
+        lines=lines.numbers,
     )
 
 
@@ -119,6 +127,13 @@ def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options
         near=lines.near,
         heterogeneous=lines.heterogeneous,
     )
+
+
+def meant(word: str) -> list[str]:
+    """Return the long options that an unknown word may be misspelt for, the likelier first."""
+    if not word.startswith("--"):
+        return []
+    return [f"--{name}" for name in near(word[2:], _NAMES, alike=_ALIKE)]
 
 
 def parse_signal(text: str) -> Signal | None:
@@ -142,6 +157,7 @@ class _Lines(Record):
     late: tuple[int, ...]
     near: tuple[int, ...]
     off: dict[str, int]
+    numbers: dict[str, int]
     heterogeneous: bool
 
 
@@ -152,6 +168,7 @@ def _lines(script: str) -> _Lines:
     late: list[int] = []
     near: list[int] = []
     off: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     begun = apart = False
     comments = _comments(script)
     for number, line in enumerate(script.split("\n"), 1):
@@ -172,12 +189,15 @@ def _lines(script: str) -> _Lines:
                 found_words, wrong = _arguments(_COMPONENTS.split(text)[0])
                 words += found_words
                 refused += wrong
+                named, unknown = _of_words(found_words, to_the_end=True)
+                numbers |= dict.fromkeys((*named, *unknown, *wrong), number)
     return _Lines(
         words=tuple(words),
         refused=tuple(refused),
         late=tuple(late),
         near=tuple(near),
         off=off,
+        numbers=numbers,
         heterogeneous=apart,
     )
 

@@ -38,6 +38,9 @@ class Command(NamedTuple):
     depth: int = 0
     """How many parentheses are around it."""
 
+    line: int = 0
+    """The number of the line that its first word stands in."""
+
 
 class Script(NamedTuple):
     """What a shell sees in a script."""
@@ -58,6 +61,7 @@ def parse(text: str) -> Script:
     words: list[str] = []
     awaited: list[tuple[str, bool]] = []
     operator, at, line, depth, documents = "", 0, 1, 0, 0
+    begins = 1
     open_quote: int | None = None
     nested = False
     while at < len(text):
@@ -78,10 +82,11 @@ def parse(text: str) -> Script:
             if operator.startswith("<<") and operator != "<<<":
                 awaited.append((re.sub(r"[\\'\"]", "", word), operator == "<<-"))
             elif not operator:
+                begins = begins if words else line
                 words.append(word)
             operator = ""
         elif kind == "end":
-            commands.append(Command(tuple(words), token, depth))
+            commands.append(Command(tuple(words), token, depth, begins))
             depth = max(0, depth + (token == "(") - (token == ")"))
             words, operator = [], ""
         line += token.count("\n")
@@ -92,7 +97,7 @@ def parse(text: str) -> Script:
                 at = after
                 documents += 1
             awaited = []
-    commands.append(Command(tuple(words), "\n", depth))
+    commands.append(Command(tuple(words), "\n", depth, begins))
     found = tuple(command for command in commands if command.words or command.end != "\n")
     return Script(found, frozenset(comments), None if nested else open_quote)
 

@@ -52,6 +52,7 @@ def test_outside_and_inside_of_jobs(sandbox: Sandbox) -> None:
 
     good = SBATCH.format(options="train.py", share="null", settings="").replace("USR1@60", "USR1@120")
     (home / "good.sbatch").write_text(good)
+    (home / "train.py").touch()
     assert doctor(sandbox, "good.sbatch")[0] == 0
     (home / "bad.sbatch").write_text(good.replace("--no-kill", ""))
     code, bad = doctor(sandbox, "bad.sbatch")

@@ -6,6 +6,7 @@ from slurm_robust.doctor.rule import HazardRule
 from slurm_robust.doctor.rules import counts, ends, job, nccl, node, releases, scripts, settings, site
 
 RULES: tuple[HazardRule, ...] = (
+    *scripts.FIRST,
     *site.RULES,
     *releases.RULES,
     *ends.RULES,

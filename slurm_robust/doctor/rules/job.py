@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, known
+from slurm_robust.doctor.launchers import is_local
 from slurm_robust.doctor.rule import bad, note
 from slurm_robust.doctor.rules.site import leaving_s
-from slurm_robust.slurm.options import OFF, Signal, parse_signal
-from slurm_robust.util.text import some_of
+from slurm_robust.slurm.options import OFF, Signal, meant, parse_signal
+from slurm_robust.util.text import did_you_mean, some_of
 
 _EARLY_S = 60
 """Slurm may send a signal this much earlier than asked."""
@@ -89,7 +90,48 @@ def _code_in_place(facts: Facts) -> str:
     return f"no copy of the code can be taken: {why}" if why else ""
 
 
+def _likely(facts: Facts) -> list[tuple[str, list[str]]]:
+    """Return words that are no option of sbatch, with the options that they may be misspelt for."""
+    unknown = known(facts.options, "sbatch's options").unknown
+    return [(word, likely) for word in unknown if (likely := meant(word))]
+
+
+def _misspelt(facts: Facts) -> str:
+    found = (f"unknown option {word}; {did_you_mean(likely)}" for word, likely in _likely(facts))
+    return " ".join(found)
+
+
+def _unknown(facts: Facts) -> str:
+    unknown = [word for word in known(facts.options, "sbatch's options").unknown if not meant(word)]
+    return f"sbatch itself has no option {', '.join(unknown)}" if unknown else ""
+
+
+def _local_output(facts: Facts) -> str:
+    found = (
+        f"--{name}={facts.option(name)}" for name in ("output", "error") if is_local(facts.option(name) or "")
+    )
+    return next(found, "")
+
+
 RULES = (
+    bad(
+        name="job.misspelt_option",
+        needs=("options",),
+        why="sbatch refuses the script",
+        fix="correct it",
+        source="sbatch(1); Slurm's src/common/slurm_opt.c, 22.05 to 26.05",
+        judge=_misspelt,
+        exactly=lambda facts: f"write {', '.join(likely for _, (likely, *_) in _likely(facts))}",
+    ),
+    note(
+        name="job.local_output",
+        needs=("options",),
+        why="each node has this folder for itself: the log stays on the first node, and a requeued job "
+        "begins another one elsewhere",
+        fix="name a file on shared storage",
+        source="sbatch(1) --output",
+        judge=_local_output,
+    ),
     note(
         name="job.code_in_place",
         why="ranks read the code in its place: a restart runs what is there by then, even if it is half "
@@ -105,11 +147,7 @@ RULES = (
         why="sbatch refuses the script, unless the option is one of a SPANK plugin or of a Slurm after 26.05",
         fix="correct it, unless sbatch --help names it on this site",
         source="sbatch(1); Slurm's src/common/slurm_opt.c, 22.05 to 26.05",
-        judge=lambda facts: (
-            f"sbatch itself has no option {', '.join(unknown)}"
-            if (unknown := known(facts.options, "sbatch's options").unknown)
-            else ""
-        ),
+        judge=_unknown,
     ),
     note(
         name="job.late_option",
@@ -142,6 +180,7 @@ RULES = (
         why="the loss of one node ends all of the job: no spare can take over, and a requeue follows after "
         "SlurmdTimeout",
         fix="submit with --no-kill",
+        sbatch="--no-kill",
         source="sbatch(1) --no-kill; measured on Slurm 22.05",
         judge=lambda facts: _missing(facts, "no-kill"),
     ),
@@ -149,6 +188,7 @@ RULES = (
         name="job.requeue",
         why="the job ends when its allocation cannot be saved or its time is up",
         fix="submit with --requeue",
+        sbatch="--requeue",
         source="sbatch(1) --requeue; slurm.conf(5) JobRequeue",
         judge=_requeue,
     ),
@@ -157,6 +197,7 @@ RULES = (
         needs=("options", "slurm"),
         why="a requeue takes seconds longer, and minutes after the loss of a node",
         fix="submit with --requeue=expedite",
+        sbatch="--requeue=expedite",
         source="sbatch(1) --requeue; measured on Slurm 26.05: 0.2 to 0.7 s instead of 6, or 121",
         judge=_expedite,
     ),
@@ -165,6 +206,7 @@ RULES = (
         needs=("options",),
         why="at its time limit the job ends for good, without a checkpoint of its last steps",
         fix="submit with --signal=B:USR1@120",
+        sbatch="--signal=B:USR1@120",
         source="sbatch(1) --signal",
         judge=lambda facts: _missing(facts, "signal"),
     ),
@@ -186,6 +228,7 @@ RULES = (
         needs=("options",),
         why="srobust run is the batch script, listens for USR1, and hears nothing before its time limit",
         fix="submit with --signal=B:USR1@120",
+        sbatch="--signal=B:USR1@120",
         source="sbatch(1) --signal; measured on Slurm 22.05",
         judge=_signal_elsewhere,
     ),
@@ -218,6 +261,7 @@ RULES = (
         needs=("options",),
         why="each requeue empties the job's log, and with it the report of what led to it",
         fix="submit with --open-mode=append",
+        sbatch="--open-mode=append",
         source="sbatch(1) --open-mode; slurm.conf(5) JobFileAppend",
         judge=lambda facts: (
             "the job does not ask for --open-mode=append"
@@ -239,6 +283,7 @@ RULES = (
         needs=("options",),
         why="the job gets the site's default, which may leave no room for snapshots in memory",
         fix="submit with --mem=0, for all memory of each node",
+        sbatch="--mem=0",
         source="sbatch(1) --mem; slurm.conf(5) DefMemPerNode, SelectTypeParameters",
         judge=_memory_default,
     ),

@@ -189,6 +189,16 @@ RULES = (
         judge=_port_failover,
     ),
     note(
+        name="cuda.launch_blocking",
+        needs=("environ",),
+        why="the CPU waits for each kernel: training is slower, and a hang shows another stack",
+        fix="unset it; it is for debugging",
+        source="CUDA programming guide, environment variables: CUDA_LAUNCH_BLOCKING",
+        judge=lambda facts: (
+            "CUDA_LAUNCH_BLOCKING is 1" if facts.variable("CUDA_LAUNCH_BLOCKING") == "1" else ""
+        ),
+    ),
+    note(
         name="nccl.error_handling",
         needs=("environ",),
         why="ranks wait for a dead peer until the hang is detected, instead of failing immediately",

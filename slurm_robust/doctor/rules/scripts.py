@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
+from slurm_robust.doctor.launchers import instead, launcher_of
 from slurm_robust.doctor.rule import bad, note
 from slurm_robust.doctor.rules.site import has_code
 from slurm_robust.doctor.shape import ScriptShape
@@ -46,7 +47,68 @@ def _restart_count(facts: Facts) -> str:
     return _shape(facts).restarts
 
 
+def _unprotected(facts: Facts) -> str:
+    shape = _shape(facts)
+    if shape.protected:
+        return ""
+    if shape.elsewhere and not shape.training:
+        raise Unseen(f"whether {shape.elsewhere} calls srobust run")
+    found = f": it starts {' '.join(shape.training)[:60]}" if shape.training else ""
+    return f"the script does not call srobust run{found}"
+
+
+def _launcher(facts: Facts) -> str:
+    launcher = launcher_of(known(facts.run, "srobust run in the script").command)
+    return f"srobust run runs {launcher}, which starts ranks of its own" if launcher else ""
+
+
+FIRST = (
+    bad(
+        name="job.unprotected",
+        needs=("shape",),
+        why="nothing restarts this training",
+        fix="start it with srobust run",
+        source="docs/user-guide.md",
+        judge=_unprotected,
+        exactly=lambda facts: f"write instead: {instead(_shape(facts).training)}",
+    ),
+    bad(
+        name="job.launcher",
+        needs=("run",),
+        why="srobust run starts the ranks itself, with the environment that torchrun sets",
+        fix="give srobust run the script itself",
+        source="srobust run --help",
+        judge=_launcher,
+        exactly=lambda facts: (
+            f"write instead: {instead(run.command, run.options)}" if (run := facts.run) is not None else ""
+        ),
+    ),
+    bad(
+        name="job.script_missing",
+        needs=("missing",),
+        why="the job ends with 66 as soon as it has started",
+        fix="correct the path, or run srobust doctor in the folder in which sbatch will run",
+        source="docs/exit-codes.md",
+        judge=lambda facts: (
+            f"srobust run runs {facts.missing}, and there is no such file here"
+            if facts.missing and not (facts.run is not None and launcher_of(facts.run.command))
+            else ""
+        ),
+    ),
+)
+"""What ends the training in its first second, or leaves it without protection; these come first."""
+
 RULES = (
+    note(
+        name="job.working_folder",
+        needs=("shape",),
+        why="each node has this folder for itself: the training's files are on the first node only",
+        fix="change to a folder on shared storage",
+        source="docs/security.md",
+        judge=lambda facts: (
+            f"the script changes to it: {local.text}" if (local := _shape(facts).local) is not None else ""
+        ),
+    ),
     bad(
         name="job.open_quote",
         needs=("shape",),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from slurm_robust.doctor.facts import Facts, known
+from slurm_robust.doctor.launchers import is_local
 from slurm_robust.doctor.rule import bad, note
 from slurm_robust.policy.resharding import Sizes, sizes_of
 
@@ -42,6 +45,21 @@ def _imex_channels(facts: Facts) -> str:
     if not borrows or companions.without_nvlink or not own:
         return ""
     return "SwitchType is switch/nvidia_imex: each job, so each companion, has an IMEX channel of its own"
+
+
+def _refused_at(facts: Facts) -> str:
+    """Return the places in files that are named in what ``srobust run`` says."""
+    places = re.findall(r"(?:^|; )([^;\s]+, line \d+): ", facts.refused or "")
+    return f"correct {' and '.join(dict.fromkeys(places))}" if places else ""
+
+
+def _local_folder(facts: Facts) -> str:
+    config, options = facts.config, facts.run.options if facts.run is not None else ()
+    if is_local(config.job_dir or ""):
+        of_run = any(option.partition("=")[0] == "--job-dir" for option in options)
+        return f"{'srobust run --job-dir' if of_run else 'job_dir is'} {config.job_dir}"
+    folder = config.checkpoint.directory or ""
+    return f"checkpoint.directory is {folder}" if is_local(folder) else ""
 
 
 def _spares(facts: Facts) -> str:
@@ -93,6 +111,14 @@ RULES = (
         fix="correct it in the batch script",
         source=f"{CONFIGURATION}; srobust run --help",
         judge=lambda facts: f"srobust run says: {facts.refused}" if facts.refused else "",
+        exactly=_refused_at,
+    ),
+    bad(
+        name="settings.local_folder",
+        why="each node has this folder for itself: the job ends with 73, or nodes do not find checkpoints",
+        fix="name a folder on shared storage",
+        source="docs/security.md; docs/exit-codes.md",
+        judge=_local_folder,
     ),
     note(
         name="settings.spares",

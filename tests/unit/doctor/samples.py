@@ -10,8 +10,10 @@ import msgspec
 from slurm_robust.checkpoint.budget import NODE, Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.facts import Facts, NodeFacts, Software
-from slurm_robust.doctor.shape import ScriptShape
+from slurm_robust.doctor.launchers import RunLine
+from slurm_robust.doctor.shape import ScriptLine, ScriptShape
 from slurm_robust.hooks.times import HookTimes
+from slurm_robust.model.job import CommandKind
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
 from tests.builders import records
@@ -66,6 +68,8 @@ GOOD = Facts(
     refused="",
     hears=True,
     shape=ScriptShape(),
+    run=RunLine(options=("--spares", "1"), kind=CommandKind.SCRIPT, command=("train.py",)),
+    missing="",
     uncopied="",
     slurm=SLURM,
     hook_times=hook_times(prolog=0.4, epilog=1.5),
@@ -143,6 +147,11 @@ def rooms(**totals: int) -> Change:
     return node(rooms=tuple(Room(name=name, total=total, free=total) for name, total in totals.items()))
 
 
+def runs(*command: str) -> Change:
+    """Another command behind ``srobust run``."""
+    return fact(run=RunLine(options=(), kind=CommandKind.EXEC, command=command))
+
+
 def preempted(by: str = "preempt/qos", *, saved_s: float | None = None, **terms: Any) -> Change:
     """A site where jobs are preempted, by these terms."""
     return lambda facts: slurm(PreemptType=by, PreemptMode="REQUEUE")(
@@ -151,6 +160,21 @@ def preempted(by: str = "preempt/qos", *, saved_s: float | None = None, **terms:
 
 
 BAD: dict[str, tuple[Change, ...]] = {
+    "job.unprotected": (
+        fact(shape=ScriptShape(protected=False)),
+        fact(shape=ScriptShape(protected=False, training=("torchrun", "t.py"), elsewhere="env.sh")),
+    ),
+    "job.launcher": (
+        runs("torchrun", "--nproc_per_node", "8", "train.py"),
+        runs("python3", "-m", "torch.distributed.run", "train.py"),
+        runs("srun", "python", "train.py"),
+    ),
+    "job.script_missing": (fact(missing="/home/me/trian.py"),),
+    "job.misspelt_option": (fact(options=Options(given=OPTIONS, unknown=("--partion",))),),
+    "job.local_output": (options(output="/tmp/%j.out"), options(error="/dev/shm/x")),
+    "job.working_folder": (fact(shape=ScriptShape(local=ScriptLine(number=5, text="cd /tmp"))),),
+    "settings.local_folder": (config(job_dir="/tmp/jobs"), config("checkpoint", directory="/var/tmp/c")),
+    "cuda.launch_blocking": (environ(CUDA_LAUNCH_BLOCKING="1"),),
     "slurm.release": (slurm(SLURM_VERSION="21.08.5"),),
     "job.code_in_place": (
         fact(uncopied="the folder /home/me is too large for code: it has more than 20000 files"),

@@ -64,7 +64,51 @@ def test_a_bad_script_is_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["doctor", str(script), "--set", "spares=1"]) == 1
     assert "BAD  job.no_kill" in capsys.readouterr().out
     script.write_text("#!/bin/sh\n#SBATCH --no-kill --signal=B:USR1@120\n")
+    assert main(["doctor", str(script)]) == 1
+    first, _, fix, *_ = capsys.readouterr().out.splitlines()
+    assert first == "    BAD  job.unprotected: the script does not call srobust run"
+    assert fix.endswith("write instead: exec srobust run train.py")
+    (tmp_path / "train.py").touch()
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH --no-kill --signal=B:USR1@120\nexec srobust run {tmp_path}/train.py\n"
+    )
     assert main(["doctor", str(script)]) == 0
+
+
+BARE = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --partion=main
+#SBATCH --output=/tmp/x-%j.out
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=0
+export CUDA_LAUNCH_BLOCKING='1' NCCL_IB_TIMEOUT=$T
+cd /tmp/work
+
+srun --label torchrun --nproc_per_node 8 train.py --lr 1
+"""
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_findings_have_the_lines_of_the_script_and_end_with_one_to_paste(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text(BARE)
+    assert main(["doctor", str(script)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in lines if line.startswith(("    BAD", "   note"))] == [
+        "BAD  line 9, job.unprotected: the script does not call srobust run: "
+        "it starts srun --label torchrun --nproc_per_node 8 train.py --lr 1",
+        "BAD  line 3, job.misspelt_option: unknown option --partion; did you mean --partition?",
+        "BAD  job.no_kill: the job does not ask for --no-kill",
+        "BAD  job.signal: the job does not ask for --signal",
+        "note  line 4, job.local_output: --output=/tmp/x-%j.out",
+        "note  line 7, job.working_folder: the script changes to it: cd /tmp/work",
+        "note  line 6, cuda.launch_blocking: CUDA_LAUNCH_BLOCKING is 1",
+        "note  line 5, nccl.error_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING is 0",
+    ]
+    assert lines[2].strip() == "fix: write instead: exec srobust run --nproc-per-node 8 train.py --lr 1"
+    assert lines[5].strip() == "fix: write --partition"
+    assert lines[-2] == "#SBATCH --no-kill --signal=B:USR1@120"
 
 
 class Found(NamedTuple):
@@ -72,6 +116,7 @@ class Found(NamedTuple):
 
     levels: dict[str, str]
     texts: dict[str, str]
+    fixes: dict[str, str]
     unseen: list[str]
     """Of the script."""
 
@@ -95,6 +140,7 @@ def doctor(
         return Found(
             levels={rule: hazard["level"] for rule, hazard in hazards.items()},
             texts={rule: hazard["text"] for rule, hazard in hazards.items()},
+            fixes={rule: hazard["fix"] for rule, hazard in hazards.items()},
             unseen=[text for text in document["unseen"] if text.endswith("script") or "script," in text],
         )
 
@@ -201,6 +247,30 @@ def test_a_script_whose_settings_are_not_seen(tmp_path: Path, capsys: pytest.Cap
     script.write_text("#!/bin/sh\nsrobust run --config none.yaml t.py\n")
     main(["doctor", str(script)])
     assert "not seen: --config none.yaml of srobust run in the script: no such" in capsys.readouterr().out
+
+
+def test_a_script_that_srobust_run_does_not_find_is_bad(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    assert doctor("srobust run t.py").levels["job.script_missing"] == "good"
+    found = doctor("srobust run code/t.py")
+    assert found.levels["job.script_missing"] == "bad"
+    assert f"{tmp_path}/code/t.py" in found.texts["job.script_missing"]
+    assert doctor("cd $HERE\nsrobust run t.py").levels["job.script_missing"] == "unknown"
+
+
+def test_another_script_may_call_srobust_run(doctor: Doctor) -> None:
+    assert doctor("./start.sh").levels["job.unprotected"] == "unknown"
+    assert doctor("source env.sh\npython t.py").levels["job.unprotected"] == "bad"
+    assert doctor("./prepare.sh\npython t.py").levels["job.unprotected"] == "bad"
+
+
+def test_wrong_settings_of_a_file_name_its_line(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("spares: 1\nspare: 2\n")
+    found = doctor("srobust run --config site.yaml t.py")
+    assert found.fixes["settings.refused"] == "correct site.yaml, line 2"
+    assert (
+        doctor("srobust run --spares one t.py").fixes["settings.refused"] == "correct it in the batch script"
+    )
 
 
 @pytest.mark.parametrize(

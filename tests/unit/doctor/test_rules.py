@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.doctor.facts import Facts, NodeFacts, Software
+from slurm_robust.doctor.launchers import RunLine
 from slurm_robust.doctor.rule import HazardRule, Level, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.hooks.times import HookTimes
+from slurm_robust.model.job import CommandKind
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, node, slurm, software
@@ -162,6 +164,13 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "hears": st.booleans(),
     "shape": st.builds(ScriptShape, protected=st.booleans(), hides=TEXT, code=st.integers(0, 255), gres=TEXT),
     "uncopied": TEXT,
+    "run": st.builds(
+        RunLine,
+        options=st.lists(TEXT, max_size=2).map(tuple),
+        kind=st.sampled_from(CommandKind),
+        command=st.lists(TEXT, max_size=3).map(tuple),
+    ),
+    "missing": TEXT,
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "preemption": st.builds(Terms, name=TEXT, grace_s=st.integers(0, 2**31), mode=TEXT),
     "saved_s": st.floats(0, 1e9),

@@ -229,8 +229,11 @@ SCRIPTS = Path(__file__).parents[2] / "data" / "batch_scripts"
         ("tasks-below-nodes", {"job.one_node"}),
         ("segments", {"job.segment"}),
         ("with-srobust", {"job.exit_code", "job.exit_requeued", "job.signal_target"}),
-        ("step-signal", {"job.no_kill", "job.mem", "job.signal_target"}),
-        ("batch-signal", {"job.no_kill", "job.mem", "job.open_mode", "job.signal_unheard"}),
+        ("step-signal", {"job.unprotected", "job.no_kill", "job.mem", "job.signal_target"}),
+        (
+            "batch-signal",
+            {"job.unprotected", "job.no_kill", "job.mem", "job.open_mode", "job.signal_unheard"},
+        ),
         ("job", {"job.no_kill", "job.mem", "job.open_mode", "job.late_option", "job.near_option"}),
         ("heredoc", set()),
     ],

@@ -39,7 +39,9 @@ def test_lines_before_the_first_command_count() -> None:
 def test_lines_below_the_first_command_are_late() -> None:
     assert of_script(SCRIPT, {}).late == (8,)
     assert of_submission(Submission(script=SCRIPT), {}).late == (8,)
-    assert of_script("#!/bin/sh\n  # why\n#SBATCH -k\n", {}) == Options(given={"no-kill": ""})
+    assert of_script("#!/bin/sh\n  # why\n#SBATCH -k\n", {}) == Options(
+        given={"no-kill": ""}, lines={"no-kill": 3}
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ srun bash -c '
 
 
 def test_what_is_in_a_string_or_a_here_document_is_no_late_option() -> None:
-    assert of_script(HERE, {}) == Options(given={"no-kill": ""})
+    assert of_script(HERE, {}) == Options(given={"no-kill": ""}, lines={"no-kill": 2})
     assert of_script(HERE + "cat <<-X\n\t#SBATCH\n\tX\n#SBATCH -H\n", {}).late == (12,)
 
 
