@@ -70,7 +70,7 @@ def which_incident(job: str, number: str) -> tuple[str, int]:
     try:
         return job, whole_number(1)(number)
     except argparse.ArgumentTypeError as error:
-        raise UsageError(f"argument N: {error}", fix="'srobust incidents JOB' lists them") from error
+        raise UsageError(f"argument N: {error}", fix=f"'srobust incidents {job}' lists them") from error
 
 
 def _incident(args: argparse.Namespace) -> int:
