@@ -204,7 +204,7 @@ def test_pages_lead_to_the_next_one_and_to_the_repository(site: Path) -> None:
 
 
 class Search:
-    """The search of the site: its index, its separator, the fields' weights, words and their beginnings."""
+    """The search of the site: its index and separator, the weights of fields and pages, words, beginnings."""
 
     def __init__(self, site: Path) -> None:
         lunr = pytest.importorskip("lunr", reason="make setup")
@@ -222,12 +222,15 @@ class Search:
             ref="location",
             fields=fields,
             documents=[
-                {
-                    "location": page["location"],
-                    "title": self.plain(page["title"]),
-                    "text": self.plain(page["text"]),
-                    "tags": "",
-                }
+                (
+                    {
+                        "location": page["location"],
+                        "title": self.plain(page["title"]),
+                        "text": self.plain(page["text"]),
+                        "tags": "",
+                    },
+                    {"boost": page.get("boost", 1)},
+                )
                 for page in found["docs"]
             ],
             builder=builder,
