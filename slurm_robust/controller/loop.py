@@ -105,6 +105,7 @@ class Loop:
             0  # how often agents were started, and how many of these are under way
         )
         self._trouble = ""  # of the journal, as it was reported
+        self._idle_said = False  # that no rank runs during this trouble
         self._restored = 0  # how many events of the journal were reported
         self._dies_after: tuple[int, float] | None = None  # events that are written, and when: of a drill
         self._folder_gone = False  # as it was reported
@@ -213,7 +214,8 @@ class Loop:
             case msg.AgentAnswer():
                 self._core.on_agent_answer(message, now)
             case msg.Ping():
-                pong = msg.Pong(epoch=self._core.state.epoch, host=os.uname().nodename, pid=os.getpid())
+                host, pid = os.uname().nodename, os.getpid()
+                pong = msg.Pong(epoch=self._core.state.epoch, host=host, pid=pid, blocked=self._blocked)
                 self._socket.send(identity, pong)
             case msg.Foreign():
                 self._socket.send(identity, msg.Refused(refused=message.kind, protocol=PROTOCOL))
@@ -224,6 +226,11 @@ class Loop:
                 self._do(effects)
                 if reply.drill and message.fault == DrillFault.KILL_CONTROLLER.value:
                     self._dies_after = len(self._journal.events), time.monotonic() + ANSWERED_S
+            case msg.UpdateJob() if self._blocked and not self._core.updates.has(message):
+                fix = f"free space under {self._directory.path}, then give the command again"
+                self._socket.send(identity, msg.UpdateReply(ok=False, text=self._blocked, fix=fix))
+            case msg.ShowStacks() if self._blocked:
+                self._socket.send(identity, msg.StacksShown(error=self._blocked))
             case msg.UpdateJob():
                 self._identities[to_asker(message.token)] = identity
                 self._do(self._core.on_update_request(message, now))
@@ -259,18 +266,23 @@ class Loop:
         core.hold(self._hold.holds)
         trouble = self._journal.trouble
         if trouble and not self._trouble:
-            self._trouble = trouble
+            self._trouble, self._idle_said = trouble, False
             waits = (
                 "the controller decides nothing, and keeps news in memory"
                 if self._hold.holds
                 else "it is in memory only"
             )
-            say(
-                f"{self._journal.path} cannot be written: {trouble}; until it can, {waits} (training goes on)"
-            )
+            goes_on = " (training goes on)" if core.has_live_ranks else ""
+            say(f"{self._journal.path} cannot be written: {trouble}; until it can, {waits}{goes_on}")
         elif self._trouble and not behind:
             self._trouble = ""
             say(f"{self._journal.path} is written again, with all that was kept in memory")
+        if self._blocked and not self._idle_said and not core.has_live_ranks:
+            self._idle_said = True
+            say(
+                "no rank runs; nothing trains until storage takes the journal again: free space under "
+                f"{self._directory.path}"
+            )
         if lost := self._journal.restored - self._restored:
             self._restored += lost
             text = f"storage lost {lost} events of the journal that it had taken; they are written again"
@@ -279,6 +291,12 @@ class Loop:
         if held_s:
             core.on_hold_over(held_s, self._now())
         self._release()
+
+    @property
+    def _blocked(self) -> str:
+        """Why nothing that is asked for can be done now: storage refuses the journal; "" if it does not."""
+        refuses = self._trouble and self._hold.holds
+        return f"storage does not take the journal: {self._trouble}" if refuses else ""
 
     def _check_steps(self) -> Callable[[], None]:
         starts, is_settled = self._starts, not self._starting

@@ -149,6 +149,20 @@ class Core(Context):
         """Whether nothing is decided, since the journal is behind."""
         return self._held
 
+    @property
+    def has_live_ranks(self) -> bool:
+        """Whether ranks of this generation run, or are being started, as far as their agents have told.
+
+        A launch that waits for storage has reached no agent. An agent that has told nothing shows nothing.
+        """
+        world = self.world
+        told = self.fleet.heartbeats(world.slots)
+        over = [
+            heartbeat.generation != world.generation or heartbeat.phase in (msg.Phase.IDLE, msg.Phase.ENDED)
+            for heartbeat in told.values()
+        ]
+        return world.running and not (len(over) == len(world.slots) and all(over))
+
     # -- inputs ------------------------------------------------------------------------------------
 
     def on_heartbeat(self, heartbeat: msg.Heartbeat, now: Now) -> None:
@@ -304,9 +318,12 @@ class Core(Context):
             return
         if self.world.running:
             self.monitor.excuse(seconds, now, stood_still=True)
+        counts = "no rank runs, so that time is lost"
+        if self.has_live_ranks:
+            counts = "training went on as long as its ranks did not need the controller"
         text = (
             f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
-            "did not take the journal; it blames no node for that, and ETTR counts it as training"
+            f"did not take the journal; it blames no node for that; {counts}"
         )
         self.record(ev.Noted(t=now.wall, text=text))
         self.emit(Say(text=text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
@@ -60,7 +61,7 @@ def compare(old: ReleaseContents, new: ReleaseContents, most_lines: int = MOST_L
         added=tuple(map(_shown, added)),
         removed=tuple(map(_shown, removed)),
         changed=tuple(map(_shown, changed)),
-        arguments=_words(old.release.command, new.release.command),
+        arguments=_words(*(tuple(map(shlex.quote, one.release.command)) for one in (old, new))),
         env_set=tuple(sorted(env.keys() - env_before.keys())),
         env_unset=tuple(sorted(env_before.keys() - env.keys())),
         env_changed=tuple(sorted(name for name in env if env[name] != env_before.get(name, env[name]))),

@@ -186,6 +186,9 @@ def _report(job_id: int, number: int) -> NextMove:
 
 def _live(seen: Seen, live: LiveStatus) -> JobSituation:
     wrong = list(_storage(live))
+    halted = live.held and bool(live.trouble) and not _has_live_ranks(live)
+    if halted:
+        wrong.insert(0, "no rank runs, and none is started until storage takes the journal again")
     if (incident := live.incident) is not None:
         sign = f": {incident.sign}" if incident.sign else ""
         sign += f" ({incident.drill})" if incident.drill else ""
@@ -206,7 +209,13 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
         advice = NextMove(
             text="see where its ranks are; that changes nothing", command=f"srobust stacks {seen.job_id}"
         )
-    return JobSituation(wrong=tuple(wrong), doing=stage_text(live), advice=advice)
+    if halted:
+        advice = NextMove(text="free space on the storage of the job's folder", command="df -h")
+    return JobSituation(wrong=tuple(wrong), grave=halted, doing=stage_text(live), advice=advice)
+
+
+def _has_live_ranks(live: LiveStatus) -> bool:
+    return any(node.state in (NodeState.TRAINING, NodeState.STARTING) for node in live.nodes)
 
 
 def _storage(live: LiveStatus) -> Iterator[str]:

@@ -60,6 +60,9 @@ class ReleaseListing(Record):
 
     job_id: int
     running: str
+    """"" for a job that has ended."""
+    newest: str
+    """The one that runs, or ran last."""
     last_good: str
     releases: tuple[ReleaseRow, ...]
     """In the order in which they were taken."""
@@ -70,11 +73,12 @@ class ReleaseListing(Record):
 def listing(events: Sequence[ev.AnyEvent]) -> ReleaseListing:
     """Return what a journal says of releases."""
     state, updates, spans = fold(events), update_rows(events), _spans(events)
+    running = "" if state.ended is not None and state.ended.final else state.release
     rows = tuple(
         ReleaseRow(
             name=name,
             state=state.releases[name],
-            running=name == state.release,
+            running=name == running,
             taken=taken.t,
             user=taken.by.user if taken.by is not None else "",
             kind=taken.release.kind,
@@ -90,10 +94,12 @@ def listing(events: Sequence[ev.AnyEvent]) -> ReleaseListing:
         )
         for name, taken in state.taken.items()
     )
-    waiting = next((u for u in updates if state.update is not None and u.number == state.update.update), None)
+    waits = state.update.update if state.update is not None and running else 0
+    waiting = next((row for row in updates if row.number == waits), None)
     return ReleaseListing(
         job_id=state.job_id,
-        running=state.release,
+        running=running,
+        newest=state.release,
         last_good=state.last_good,
         releases=rows,
         waiting=waiting,

@@ -46,7 +46,7 @@ from slurm_robust.util.text import message as indented
 from slurm_robust.util.trust import user_name
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import load_client
-from slurm_robust.wire.messages import UpdateJob, UpdateReply
+from slurm_robust.wire.messages import Ping, Pong, UpdateJob, UpdateReply
 from slurm_robust.wire.sockets import ask
 
 SILENT_S = 60.0
@@ -546,7 +546,7 @@ def needed(state: JobState) -> frozenset[str]:
 def _follow(job: OwnJob, number: int) -> UpdateProgress:
     """Follow an update until there is no more to wait for."""
     follower = UpdateFollower(job.directory, number)
-    asked = starting = time.monotonic()
+    asked, told = (starting := time.monotonic()), ""
     with Screen(stderr=True).status(f"update {number}") as status:
         while True:
             with suppress(OSError):  # storage may answer next time
@@ -560,10 +560,20 @@ def _follow(job: OwnJob, number: int) -> UpdateProgress:
             status.update(screen.line(known, doing))
             if time.monotonic() - asked > SLURM_S:
                 asked = time.monotonic()
+                if (blocked := _blocked(job)) not in ("", told):
+                    told = blocked
+                    _say(f"update {number} waits: {blocked}; free space under {job.directory.path}")
                 view = ask_slurm(job.live.slurm, job.job_id)
                 if view.is_over:
                     return structs.replace(known, end=f"Slurm says {view.describe()}")
             time.sleep(POLL_S)
+
+
+def _blocked(job: OwnJob) -> str:
+    """Return why the controller can do nothing now, "" if it can, or does not say."""
+    epoch = newest_epoch(job.directory.epochs) or job.live.epoch
+    pong = ask(epoch.endpoints, load_client(job.directory.keys), Ping(), timeout_s=ANSWER_S)
+    return one_line(pong.blocked) if isinstance(pong, Pong) else ""
 
 
 def _completed(answer: UpdateAnswer, known: UpdateProgress) -> UpdateAnswer:

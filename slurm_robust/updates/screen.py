@@ -173,8 +173,8 @@ def releases(found: ReleaseListing) -> RenderableType:
         told_table(("release", "state", "steps", "updates"), narrow),
     )
     waits = section("Waits", indented(_waits(found.waiting))) if found.waiting is not None else ()
-    running = next((row for row in found.releases if row.running), None)
-    return Group(title, table, *waits, *(_details(running) if running else ()))
+    newest = next((row for row in found.releases if row.name == found.newest), None)
+    return Group(title, table, *waits, *(_details(newest) if newest else ()))
 
 
 def _details(row: ReleaseRow) -> tuple[RenderableType, ...]:
@@ -187,7 +187,8 @@ def _details(row: ReleaseRow) -> tuple[RenderableType, ...]:
         facts.append(("image", one_line(row.image)))
     if row.has_config:
         facts.append(("configuration", "brings its own, see 'srobust diff'"))
-    return section(f"Release {row.name}, which runs", facts_table(facts, "  "))
+    runs = "runs" if row.running else "ran last"
+    return section(f"Release {row.name}, which {runs}", facts_table(facts, "  "))
 
 
 def _command(row: ReleaseRow) -> str:

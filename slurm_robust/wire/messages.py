@@ -371,6 +371,7 @@ class Pong(Record, tag_field="kind", tag="pong"):
     epoch: int
     host: str
     pid: int
+    blocked: str = ""  # why it can do nothing that is asked for now
 
 
 class Drill(Record, tag_field="kind", tag="drill"):

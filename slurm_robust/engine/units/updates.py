@@ -92,6 +92,10 @@ class Updates:
             self._asking.add(wish.token)
             self._context.ask(ReadRelease(name=wish.release), now, partial(self._on_read, wish))
 
+    def has(self, wish: UpdateJob) -> bool:
+        """Return whether the same request was taken before, so that it is answered or will be."""
+        return wish.token in self._asking or self._known(wish) is not None
+
     def _known(self, wish: UpdateJob) -> UpdateReply | None:
         """Return the answer to the same request, also if an earlier controller gave it."""
         state = self._context.state
@@ -105,7 +109,7 @@ class Updates:
         """Return why no update can be accepted now, or this one never; None if nothing speaks against it."""
         context, state = self._context, self._context.state
         older = [node for node in self._nodes() if not context.knows(node, TryRelease)]
-        text = fix = ""
+        text, fix, listed = "", "", f"srobust releases {state.job_id}"
         if context.config.mode == "observe":
             text, fix = "observe mode changes nothing of the training", "submit the job with 'mode: act'"
         elif reason := context.leaving or context.ending or _end_of(context):
@@ -119,17 +123,17 @@ class Updates:
         elif state.applying or self._is_stopping():
             number = state.applying or (state.update.update if state.update is not None else 0)
             text = f"update {number} is being applied now"
-            fix = "ask again when it is over: srobust releases JOB shows it"
+            fix = f"ask again when it is over: {listed} shows it"
         elif not _NAME.fullmatch(wish.release):
-            text, fix = "this is no name of a release", "srobust releases JOB lists them"
+            text, fix = "this is no name of a release", f"{listed} lists them"
         elif wish.running not in ("", state.release):
             text = f"release {wish.running} does not run any more: {state.release} does"
-            fix = "look at srobust releases JOB, and give the command again"
+            fix = f"look at {listed}, and give the command again"
         elif wish.updates not in (-1, state.updates):
             text = f"update {state.updates} has been asked for meanwhile"
-            fix = "look at srobust releases JOB, and give the command again"
+            fix = f"look at {listed}, and give the command again"
         elif wish.withdraw and state.update is None:
-            text, fix = "no update waits", "srobust releases JOB shows what became of the last one"
+            text, fix = "no update waits", f"{listed} shows what became of the last one"
         elif not wish.withdraw and self._changes_nothing(wish):
             text = f"release {wish.release} runs already"
             fix = "change the code, the arguments or the environment first"
@@ -167,7 +171,8 @@ class Updates:
 
     def _on_step_found(self, wish: UpdateJob, release: Release, found: CheckpointId | str, now: Now) -> None:
         if isinstance(found, str):
-            self._reply(wish, UpdateReply(ok=False, text=found, fix="srobust checkpoint ls JOB"))
+            fix = f"srobust checkpoint ls {self._context.state.job_id}"
+            self._reply(wish, UpdateReply(ok=False, text=found, fix=fix))
         else:
             self._accept(wish, release, now, found.step)
 

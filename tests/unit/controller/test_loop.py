@@ -40,7 +40,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
-from slurm_robust.model.release import Release
+from slurm_robust.model.release import Release, Requester, When
 from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.records import Allocation, Switch
@@ -432,6 +432,55 @@ def test_the_end_of_the_run_waits_for_no_storage(
     trying.turn()
     assert STOP.message in found
     assert not trying.core.held
+
+
+def tells(hands: Hands, phase: Phase) -> None:
+    for node in ("n1", "n2"):
+        beat = Heartbeat(node=node, agent=f"{node}-1", seq=1, epoch=1, generation=3, phase=phase)
+        hands.core.on_heartbeat(beat, hands.loop._now())
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.ENDED])
+def test_while_storage_is_full_it_is_said_whether_anything_trains(
+    trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("slurm_robust.controller.loop.say", said.append)
+    trying.core.record(ev.GenerationLaunched(t=1.0, generation=3, slots=("n1", "n2"), master="n1"))
+    tells(trying, phase)
+    trying.turn()
+    trying.turn_until(lambda: not trying.core.held)
+    said.clear()
+    disk.fail(errno.ENOSPC)
+    trying.do(NOTED)
+    trying.turn_until(lambda: said)
+    trains = phase is Phase.RUNNING
+    assert ("training goes on" in said[0]) == trains
+    tells(trying, Phase.ENDED)
+    trying.turn()
+    (idle,) = [text for text in said if "no rank runs" in text]
+    assert f"free space under {trying.journal.path.parent}" in idle
+
+
+def test_who_asks_while_storage_is_full_is_told_at_once(
+    trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sent(trying, monkeypatch)
+    disk.fail(errno.ENOSPC)
+    trying.do(NOTED)
+    trying.turn_until(lambda: trying.loop._blocked)
+    who = Requester(user="alice", uid=1, host="login")
+    wish = msg.UpdateJob(release="b" * 12, when=When.NOW, by=who, token="t")
+    for question in (msg.ShowStacks(), wish, msg.Ping()):
+        trying.loop._on_message(b"client", question)
+    stacks, update, pong = found
+    assert isinstance(stacks, msg.StacksShown)
+    assert isinstance(update, msg.UpdateReply)
+    assert isinstance(pong, msg.Pong)
+    assert not update.ok
+    assert "free space under" in update.fix
+    for text in (stacks.error, update.text, pong.blocked):
+        assert text.startswith("storage does not take the journal: ")
 
 
 def test_time_in_which_storage_hung_is_nobodys(

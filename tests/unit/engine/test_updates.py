@@ -7,6 +7,8 @@ from typing import Any
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, StandbyConfig, UpdateConfig
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Blame, RollBack
@@ -314,6 +316,19 @@ def test_an_update_now_starts_the_new_release_on_the_same_nodes_and_loses_no_ste
     assert {order.release for order in orders(sim, Launch).values()} == {SECOND}
     assert (opened(sim), blames_no_node(sim)) == ([], True)
     assert sim.run_to_end() == 0
+
+
+def test_the_time_in_which_storage_is_full_as_an_update_has_ended_the_ranks_is_lost() -> None:
+    sim = job(config=UNTRIED)
+    sim.update(SECOND)
+    sim.run_until(lambda: bool(sim.events(ev.StopStarted)), within_s=60.0)
+    sim.storage_hangs()
+    sim.run(300.0)
+    sim.storage_hangs(False)
+    is_applied(sim)
+    (told,) = [line for line in sim.said if "decided nothing for" in line]
+    assert told.endswith("no rank runs, so that time is lost")
+    assert summary_of(sim.journal, sim.clock.now).classes[TimeClass.UPDATING] > 290_000
 
 
 def test_no_step_is_lost_with_a_local_stride() -> None:

@@ -13,7 +13,7 @@ from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold, read
-from slurm_robust.model.live_status import LiveIncident, LiveStatus, LiveUpdate, encode
+from slurm_robust.model.live_status import LiveIncident, LiveStatus, LiveUpdate, NodeState, encode
 from slurm_robust.report.situation import (
     JobSituation,
     JobSize,
@@ -30,7 +30,7 @@ from slurm_robust.slurm.need import Places
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.waiting import PendingJob
 from tests.builders.events import allocation_taken, run_started
-from tests.builders.live_statuses import live_status
+from tests.builders.live_statuses import live_node, live_status
 
 NOW = 2000.0
 
@@ -111,6 +111,16 @@ def test_storage_that_takes_nothing_is_wrong() -> None:
     found = seen(live=live_status(held=True, trouble="No space left on device", behind=3, missed=1))
     assert found.wrong[0] == "nothing is decided, since storage does not take the journal"
     assert "No space left on device (3 events in memory only)" in found.wrong[1]
+
+
+def test_a_job_without_ranks_stands_still_until_storage_takes_the_journal() -> None:
+    nodes = tuple(structs.replace(live_node(slot), state=NodeState.ENDED) for slot in range(2))
+    live = live_status(held=True, trouble="No space left on device", nodes=nodes, stage="stopping")
+    found = seen(live=live)
+    assert found.grave
+    assert found.wrong[0] == "no rank runs, and none is started until storage takes the journal again"
+    assert found.advice is not None
+    assert "free space" in found.advice.text
 
 
 def test_a_controller_that_is_silent_is_graver_than_what_it_saw_last() -> None:

@@ -172,6 +172,7 @@ def test_a_simulated_release_that_fails_is_seen_to_be_rolled_back_and_so_is_its_
     is_rolled_back(sim, SimulatedRelease(fails_at=65))
     known = progress_of(sim.journal, 1)
     assert (known.phase, known.incident) == (UpdatePhase.ROLLED_BACK, 1)
-    first, second = listing(sim.journal).releases
-    assert (first.name, first.running, second.updates[0].result) == (FIRST, True, UpdateResult.ROLLED_BACK)
+    found = listing(sim.journal)
+    first, second = found.releases
+    assert (first.name, found.newest, second.updates[0].result) == (FIRST, FIRST, UpdateResult.ROLLED_BACK)
     assert [span.after for span in first.ran] == [-1, second.ran[0].after]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.model.release import ReleaseState, UpdateEnd, When
 from slurm_robust.model.updates import UpdateResult
+from slurm_robust.terminal.console import show
 from slurm_robust.updates.listing import (
     NoSuchRelease,
     StepSpan,
@@ -15,6 +17,7 @@ from slurm_robust.updates.listing import (
     listing,
     release_named,
 )
+from slurm_robust.updates.screen import releases
 from tests.unit.updates.stories import ME, NEW, OLD, THIRD, Story, trained, updated
 
 
@@ -52,6 +55,19 @@ def test_an_update_that_waits_is_shown_by_itself() -> None:
     waiting = listing(story.events).waiting
     assert waiting is not None
     assert (waiting.number, waiting.trial_s, waiting.deadline) == (1, 2.0, 1_764_586_400.0)
+
+
+def test_in_a_job_that_has_ended_nothing_runs_or_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    story = trained().taken(NEW).asked(1, NEW)
+    story.add(ev.RunEnded(t=story.t, code=0, reason="done", final=True))
+    found = listing(story.events)
+    assert (found.running, found.newest, found.waiting) == ("", OLD, None)
+    assert not any(row.running for row in found.releases)
+    show(found, releases, json=False)
+    said = capsys.readouterr().out
+    assert f"Release {OLD}, which ran last" in said
+    assert "Waits" not in said
+    assert ">" not in said
 
 
 def test_an_update_that_another_replaced_no_longer_waits() -> None:

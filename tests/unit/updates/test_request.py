@@ -26,7 +26,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.updates.request import NOT_DONE, UpdateAnswer
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import Refused, UpdateJob, UpdateReply
+from slurm_robust.wire.messages import Ping, Pong, Refused, UpdateJob, UpdateReply
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.builders.plans import plan
 from tests.unit.diagnostics.test_live import serving
@@ -105,7 +105,9 @@ class Job:
                 run_id="7-x",
             )
 
-            def answer(wish: UpdateJob) -> object:
+            def answer(wish: UpdateJob | Ping) -> object:
+                if isinstance(wish, Ping) and answers is None:
+                    return Pong(epoch=1, host="n1", pid=1)
                 self.asked.append(wish)
                 if answers is not None:
                     return answers(wish)
@@ -162,6 +164,28 @@ def test_new_code_is_taken_and_asked_for_and_followed_until_it_trains(
     assert f"release {job.first.name} comes back by itself" in said
 
 
+def test_an_update_that_waits_for_storage_says_so(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_robust.updates.request.SLURM_S", 0.0)
+    edited(job)
+
+    def answers(wish: UpdateJob | Ping) -> object:
+        if isinstance(wish, UpdateJob):
+            reply = job.accept(wish)
+            job.write()
+            return reply
+        if isinstance(job.asked.pop(), Ping):
+            runs(job)(job.story)
+            job.write()
+        return Pong(epoch=1, host="n1", pid=1, blocked="storage does not take the journal: no space")
+
+    with job.controller(answers=answers):
+        assert job.run("update", "--now") == ExitCode.SUCCESS
+    told = capsys.readouterr().err
+    assert "update 1 waits: storage does not take the journal: no space; free space under" in told
+
+
 def test_arguments_and_variables_change_without_the_code(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +205,12 @@ def test_arguments_and_variables_change_without_the_code(
         "update 1 is accepted",
         *(f"  {change}" for change in order.changes),
     ]
+
+
+def test_arguments_with_blanks_are_quoted_in_the_changes(job: Job) -> None:
+    with job.controller():
+        assert job.run("update", "--no-wait", "--", "--lr", "3e-4", "-a b") == ExitCode.SUCCESS
+    assert job.asked[0].changes == ("arguments: +'-a b'",)
 
 
 @pytest.mark.parametrize("words", [("--args=--fast",), ("--args", "--fast"), ("--", "--fast")])
