@@ -34,6 +34,10 @@ class InstallError(SrobustError):
         self.fix = fix
 
 
+class RootOnly(InstallError):
+    """What is to be read is root's."""
+
+
 class Item(Record):
     """What should be at a path. Root is its owner."""
 
@@ -74,8 +78,8 @@ class Manifest(Record):
 class FileAction(str, Enum):
     """What is done with a path."""
 
-    WRITE = "write"
-    REPLACE = "replace"
+    WRITE = "new"
+    REPLACE = "changed"
     MODE = "mode"
     REMOVE = "remove"
     KEEP = "keep"
@@ -168,7 +172,7 @@ class Tree:
         except FileNotFoundError:
             return Manifest()
         except PermissionError as error:
-            raise InstallError(f"{path} is for root's eyes only", "run it with sudo") from error
+            raise RootOnly(f"only root may read {path}", "run it with sudo") from error
         except (OSError, msgspec.MsgspecError) as error:
             raise InstallError(
                 f"{path} cannot be read: {error}", "remove it; files then count as yours"

@@ -79,6 +79,9 @@ def main(
     for link in waiting:
         print(f"note: {one_line(link, None)} {_NOT_LINKED}")
     if dry_run:
+        changed = {step.path for step in steps}
+        for path in sorted(item.path for item in wanted if item.path not in changed):
+            print(f"{'same':>8}  {one_line(path)}")
         _show(plan, bool(files), applied=False)
         return 0
     _refuse_open(site, layout)
@@ -184,6 +187,8 @@ def _show(plan: slurmconf.SlurmConfChange, known: bool, *, applied: bool) -> Non
         return
     if not known:
         print("slurm.conf was not found here (--slurm-conf names it); it needs:")
+    for key, why in slurmconf.whys(difference):
+        print(f"why {key}: {why}")
     print(f"{difference}" if applied else f"{difference}\nslurm.conf was not changed (--apply does it)")
     if not applied and any(line.startswith("+Prolog=") for line in difference.splitlines()):
         print(f"note: {NODES_FIRST}")

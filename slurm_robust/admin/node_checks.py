@@ -119,12 +119,15 @@ def record(*, json: bool, config_file: Path | None) -> int:
 
 
 def nagios(report: Report) -> Nagios:
-    """Return critical for a failure that keeps jobs away, warning for any other; unknown only without one."""
+    """Return critical for a failure that keeps jobs away, warning for any other; unknown only without one.
+
+    Where no check found what it looks at, the node is not known to be good.
+    """
     if report.causes:
         return Nagios.CRITICAL
     if report.warnings:
         return Nagios.WARNING
-    return Nagios.UNKNOWN if report.unknown else Nagios.OK
+    return Nagios.UNKNOWN if report.unknown or not report.findings else Nagios.OK
 
 
 def headline(report: Report) -> str:
@@ -132,6 +135,8 @@ def headline(report: Report) -> str:
     code = nagios(report)
     worst = next(iter((*report.causes, *report.warnings, *report.unknown)), None)
     cause = f": {f'{worst.subject} {worst.text}'.strip() or worst.check}" if worst else ""
+    if not report.findings:
+        cause = ": there is nothing here that the checks look at"
     parts = [
         f"{len(found)} {name}"
         for name, found in (

@@ -66,6 +66,23 @@ class HookSettings(Record):
     """The longest that one of our hooks takes."""
 
 
+WHY = {
+    "Prolog": "without it nothing is checked at the start of a job",
+    "Epilog": "without it nothing is checked at the end of a job",
+    "HealthCheckProgram": "without it nodes are checked only as jobs start and end, and drained nodes never "
+    "come back",
+    "HealthCheckInterval": "the seconds between two periodic checks; 0 runs none",
+    "HealthCheckNodeState": "nodes in every state are checked, also drained ones, spread over the interval",
+    "SchedulerParameters": "else a job whose prolog failed on a bad node is requeued held, until a person "
+    "releases it",
+    "PrologFlags": "else the prolog of a node runs with the first step there, after the batch script has "
+    "begun",
+    "PrologEpilogTimeout": "without a limit a hook that hangs holds its node for ever; one below ours "
+    "drains it",
+}
+"""Why the hooks need a key of slurm.conf."""
+
+
 class SlurmConfChange(Record):
     """A change of slurm.conf. Texts and links are by path."""
 
@@ -90,6 +107,13 @@ class SlurmConfChange(Record):
                 line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in pieces
             ]
         return "".join(lines)
+
+
+def whys(difference: str) -> list[tuple[str, str]]:
+    """Return the keys that a difference sets, with the reasons."""
+    keys = dict.fromkeys(re.findall(r"^\+\s*(\w+)\s*=", difference, re.MULTILINE))
+    names = {name.lower(): name for name in WHY}
+    return [(key, WHY[names[key.lower()]]) for key in keys if key.lower() in names]
 
 
 def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:

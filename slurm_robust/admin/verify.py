@@ -13,8 +13,9 @@ from pathlib import Path
 
 from slurm_robust import __version__
 from slurm_robust.admin import items
-from slurm_robust.admin.files import FileAction, Tree
+from slurm_robust.admin.files import FileAction, RootOnly, Tree
 from slurm_robust.admin.site import Site
+from slurm_robust.admin.slurmconf import WHY
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
 from slurm_robust.home import is_packaged
@@ -80,8 +81,11 @@ def main(*, slurm_conf: str = "", json: bool = False, site: Site | None = None) 
             points += pattern_points(live, site.tree)
             points += measured_points(live, *_measured(site))
             points += allocation_points(live, site, os.uname().nodename)
-            bar.say("taking the drain lock and releasing it")
-            points += lock_points(site.slurm, node_name(os.environ))
+            if os.geteuid() == 0:
+                bar.say("taking the drain lock and releasing it")
+                points += lock_points(site.slurm, node_name(os.environ))
+            else:
+                points.append(Point(good=True, what="drain lock: not tried, for only root may take it"))
     if json:
         show(points, str, json=True)
         return 0 if all(point.good for point in points) else 1
@@ -89,14 +93,20 @@ def main(*, slurm_conf: str = "", json: bool = False, site: Site | None = None) 
 
 
 def report(points: Iterable[Point]) -> int:
-    """Print them; 1 if one is not good."""
-    bad = 0
+    """Print them, and a fix once for all that it mends; 1 if one is not good."""
+    groups: dict[str, list[Point]] = {}
     for point in points:
-        print(f"{'good' if point.good else 'BAD ':>6}  {one_line(point.what, None)}")
-        if not point.good:
-            bad = 1
-            print(f"          why: {one_line(point.why, None)}\n          fix: {one_line(point.fix, None)}")
-    return bad
+        if point.good:
+            print(f"{'good':>6}  {one_line(point.what, None)}")
+        else:
+            groups.setdefault(point.fix, []).append(point)
+    for fix, group in groups.items():
+        for point in group:
+            print(f"{'BAD ':>6}  {one_line(point.what, None)}")
+            print(f"          why: {one_line(point.why, None)}")
+        of_all = f" (for all {len(group)})" if len(group) > 1 else ""
+        print(f"          fix: {one_line(fix, None)}{of_all}")
+    return int(bool(groups))
 
 
 def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
@@ -113,7 +123,11 @@ def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
 
 def file_points(site: Site) -> Iterator[Point]:
     """Check the files of this node: as they were installed, and closed to all but root."""
-    manifest = site.tree.manifest()
+    try:
+        manifest = site.tree.manifest()
+    except RootOnly as error:
+        yield Point(good=True, what=f"files: not checked, for {error}: run it with sudo")
+        return
     fix = f"srobust admin install (on {socket.gethostname()})"
     if not manifest.digests:
         yield Point(good=False, what="not installed on this node", why="no hook finds us", fix=fix)
@@ -161,13 +175,13 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
     yield Point(
         good="nohold_on_prolog_fail" in values,
         what="SchedulerParameters: nohold_on_prolog_fail",
-        why="else a job whose prolog failed on a bad node is requeued held, until a person releases it",
+        why=WHY["SchedulerParameters"],
         fix=fix,
     )
     yield Point(
         good=bool(_values(live, "prologflags") & PROLOG_AT_ALLOCATION),
         what="PrologFlags: Alloc",
-        why="else the prolog of a node runs with the first step there, after the batch script has begun",
+        why=WHY["PrologFlags"],
         fix=fix,
     )
     for key, budget in (("prolog", config.hooks.prolog_s), ("epilog", config.hooks.epilog_s)):
@@ -175,14 +189,14 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         yield Point(
             good=bool(patterns),
             what=f"{key.capitalize()}: {' '.join(patterns) or 'none'}",
-            why=f"without it nothing is checked at the {'start' if key == 'prolog' else 'end'} of a job",
+            why=WHY[key.capitalize()],
             fix=fix,
         )
         limit = _hook_limit(live, key)
         yield Point(
             good=limit is not None and budget < limit < NEVER_S,
             what=f"PrologEpilogTimeout: {limit} s, hooks.{key}_s is {budget:g} s",
-            why="without a limit a hook that hangs holds its node for ever; one below ours drains it",
+            why=WHY["PrologEpilogTimeout"],
             fix=fix,
         )
     program = " ".join(live.get("healthcheckprogram", ()))
@@ -192,7 +206,7 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         what="periodic checks: by systemd"
         if timer
         else f"HealthCheckProgram: {program or 'none'}, {interval} s",
-        why="without it nodes are checked only as jobs start and end, and drained nodes never come back",
+        why=WHY["HealthCheckProgram"],
         fix=_health_check_fix(program, fix),
     )
     if not timer:

@@ -131,6 +131,8 @@ def _register_verify(commands: Commands) -> None:
             "verify",
             _verify,
             text,
+            more="As root it creates a reservation of this node and deletes it, to see that the hooks can "
+            "take the drain lock. For another user it checks what needs no root, and says what does.",
             json=True,
             examples=(
                 ("srobust admin verify", "this node and Slurm's live configuration"),

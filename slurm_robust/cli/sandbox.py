@@ -32,7 +32,7 @@ from slurm_robust.terminal.console import Bar, show
 # Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
     "power-cut": "cut a node's power: everything on it dies immediately",
-    "boot": "power on a node after power-cut",
+    "boot": "power on a node after power-cut; Slurm keeps it DOWN until it is resumed",
     "cut-network": "unplug a node's cable; its processes go on",
     "heal-network": "plug the cable in again",
     "kill-slurmd": "kill a node's slurmd; its jobs go on",
@@ -358,4 +358,11 @@ def _fault(args: argparse.Namespace) -> int:
     aims = {key: given[key] for key in ("node", "path", "mb", "job_id", "rank") if key in given}
     inject = getattr(_attach(args).fault, args.fault_name.replace("-", "_"))
     print(inject(**aims).to_json())
+    if args.fault_name == "boot":
+        resume = (
+            f"srobust sandbox exec --name {args.name} -- scontrol update NodeName={args.node} State=RESUME"
+        )
+        print(
+            f"Slurm keeps a node that rebooted unexpectedly DOWN; this resumes it: {resume}", file=sys.stderr
+        )
     return ExitCode.SUCCESS

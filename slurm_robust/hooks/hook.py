@@ -110,7 +110,7 @@ class _HookRun:
         self._publish(report, code)
         if self._config.hooks.tell_owner and self.job:
             seen.keep(self._config, self.job, seen.seen_by(report, self._memory))
-        return HookResult(exit_code=code, message=report.reason or drained)
+        return HookResult(exit_code=code, message=self._said(report, done) or drained)
 
     def _untested(self, *, was_tested: bool) -> HookResult:
         """Return the result without tests: the job's owner wants none, and the site allows that."""
@@ -165,7 +165,7 @@ class _HookRun:
         self._publish(report)
         if self._config.hooks.tell_owner:
             self._tell_owner(report)
-        return HookResult(message=report.reason)
+        return HookResult(message=self._said(report, done))
 
     def _tell_owner(self, report: Report) -> None:
         from slurm_robust.hooks import owner  # in epilogs only
@@ -194,7 +194,7 @@ class _HookRun:
             self.log.write("changed", failing=began, passing=ended)
         self._log_run(report, done, 0)
         self._publish(report, whole=not only)
-        return HookResult(message=report.reason, failing=failing)
+        return HookResult(message=self._said(report, done), failing=failing)
 
     def _wait_for_gpus(self) -> None:
         """Check until their memory is free, or has long enough not become less.
@@ -257,7 +257,7 @@ class _HookRun:
             exit_code=code,
             fit=report.fit,
             reason=report.reason,
-            action="" if done.action is DrainAction.NOTHING else done.action.value,
+            action=self._action(done),
             causes=report.causes,
             warnings=report.warnings,
             unknown=[f"{found.check} {found.subject}".rstrip() for found in report.unknown],
@@ -270,6 +270,18 @@ class _HookRun:
             hook_s=round(time.monotonic() - self._begun, 4),
             mode=self._config.drain.mode,
         )
+
+    def _action(self, done: DrainResult) -> str:
+        """Return what was done with the node, or would be, "" for nothing."""
+        if done.action is DrainAction.NOTHING:
+            return ""
+        is_act = self._config.drain.mode == "act"
+        return done.action.value if is_act else f"would {done.action.value} (observe)"
+
+    def _said(self, report: Report, done: DrainResult) -> str:
+        """Return the line for slurmd's log."""
+        action = self._action(done)
+        return f"{report.reason}: {action}" if report.reason and action.startswith("would") else report.reason
 
     def _publish(self, report: Report, code: int = 0, *, whole: bool = True) -> None:
         """Write for Prometheus, if the site wants that."""

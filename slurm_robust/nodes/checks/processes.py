@@ -76,6 +76,7 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
         # A user may ask: neither who asked nor what that has started is left over.
         ours = {os.getpid(), os.getppid()}
         users = [process for process in users if not ours & {process.pid, process.parent}]
+        users = of_others(users, os.geteuid(), config)
     fields = host.read("/proc/loadavg").split()
     return ProcessFacts(
         count=len(found),
@@ -91,6 +92,11 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
         daemons=_daemons(host, found, config),
         units=_units(host),
     )
+
+
+def of_others(users: list[KernelProcess], asking: int, config: NodeConfig) -> list[KernelProcess]:
+    """Return users' processes but those of the user who asks, who is at work here. Hooks ask as root."""
+    return [process for process in users if process.uid != asking or not is_user(asking, config)]
 
 
 def is_user(uid: int, config: NodeConfig) -> bool:

@@ -120,6 +120,12 @@ def test_a_dry_run_changes_nothing_and_shows_everything(
     assert machine.tree() == before
     for part in (items.CONFIG, "+Prolog=", "nohold_on_prolog_fail", "was not changed", "every node first"):
         assert part in said
+    assert "why HealthCheckNodeState: nodes in every state are checked" in said
+    assert f"     new  {items.CONFIG}\n" in said
+    machine.install()
+    capsys.readouterr()
+    machine.install(dry_run=True)
+    assert f"    same  {items.CONFIG}\n" in capsys.readouterr().out
 
 
 def test_what_was_installed_is_taken_away_to_the_last_file(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.admin import verify
-from slurm_robust.admin.files import Tree
+from slurm_robust.admin.files import MANIFEST, Tree
 from slurm_robust.admin.site import Site
 from slurm_robust.config.node import Hooks, NodeConfig
 from slurm_robust.slurm.errors import SlurmTimeout, classify
@@ -18,7 +18,7 @@ from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.users import as_root
+from tests.users import NOBODY, as_root, run_as
 
 
 @pytest.fixture
@@ -125,6 +125,37 @@ def test_the_fix_for_the_periodic_checks_is_one_that_helps(program: tuple[str, .
 
 
 LOCK = "srobust-turn-verify-n1"
+
+
+def test_a_fix_for_several_points_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def bad(what: str, fix: str) -> verify.Point:
+        return verify.Point(good=False, what=what, why="it matters", fix=fix)
+
+    points = [bad("a", "install"), verify.Point(good=True, what="b"), bad("c", "chmod"), bad("d", "install")]
+    assert verify.report(points) == 1
+    assert capsys.readouterr().out.split("\n")[:-1] == [
+        "  good  b",
+        "  BAD   a",
+        "          why: it matters",
+        "  BAD   d",
+        "          why: it matters",
+        "          fix: install (for all 2)",
+        "  BAD   c",
+        "          why: it matters",
+        "          fix: chmod",
+    ]
+
+
+@as_root
+def test_a_user_hears_which_points_need_root(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    manifest = tree.path(MANIFEST)
+    manifest.parent.mkdir(parents=True)
+    manifest.touch(0o600)
+    tmp_path.chmod(0o700)
+    site = Site(tree=tree, node_command="/bin/true")
+    said = run_as(NOBODY, lambda: [(point.good, point.what) for point in verify.file_points(site)])
+    assert said == f"[(True, 'files: not checked, for only root may read {manifest}: run it with sudo')]"
 
 
 def test_the_drain_lock_is_tried_and_released(cluster: FakeCluster) -> None:

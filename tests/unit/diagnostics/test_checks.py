@@ -53,7 +53,7 @@ def shown(*findings: Finding, is_root: bool = True) -> str:
             Nagios.CRITICAL,
             "CRITICAL: gpu3 XID 79 [fell] off the bus (3 checks, 2 failed, 1 unknown on n1)",
         ),
-        ((), Nagios.OK, "OK (0 checks on n1)"),
+        ((), Nagios.UNKNOWN, "UNKNOWN: there is nothing here that the checks look at (0 checks on n1)"),
     ],
 )
 def test_a_code_and_a_line_for_monitoring(findings: tuple[Finding, ...], code: Nagios, line: str) -> None:

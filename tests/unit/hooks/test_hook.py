@@ -195,6 +195,8 @@ def test_a_prolog_refuses_a_bad_node_only_where_it_may_act(machine: Machine) -> 
     machine.configure(prolog_s=8)
     assert machine.run("prolog") == 0
     assert machine.last["reason"] == "srobust: fan0 stands still"
+    assert machine.last["action"] == "would drain (observe)"
+    assert "srobust: fan0 stands still: would drain (observe)" in machine.errors
     machine.configure(ACT, prolog_s=8)
     (machine.folder / "state/drain.json").unlink()
     assert machine.run("prolog") == 1

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.config.node import MemoryLimits, NodeConfig
 from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.processes import KernelProcess
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import processes
 from slurm_robust.nodes.checks.processes import ProcessFacts
@@ -314,3 +315,12 @@ def test_load_counts_when_it_lasts_and_no_job_runs(load: tuple[float, float, flo
 )
 def test_uids_that_belong_to_users(uid: int, user: bool) -> None:
     assert processes.is_user(uid, CONFIG) is user
+
+
+def test_processes_of_the_user_who_asks_are_not_left_over() -> None:
+    found = [
+        KernelProcess(pid=pid, name="bash", state=b"S", parent=1, start=0, uid=uid)
+        for pid, uid in ((7, 1000), (8, 1001))
+    ]
+    assert [process.pid for process in processes.of_others(found, 1000, CONFIG)] == [8]
+    assert processes.of_others(found, 0, CONFIG) == found
