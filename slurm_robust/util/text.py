@@ -5,7 +5,6 @@ The only place that cleans text, for a terminal, for a table, for matching, and 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import time
@@ -196,6 +195,8 @@ def _folded(runs: Iterable[tuple[int, int]]) -> str:
 
 def near(word: str, known: Iterable[str], *, alike: float = _ALIKE) -> list[str]:
     """Return the one or two of ``known`` that somebody who writes ``word`` may mean, the likelier first."""
+    import difflib  # hooks need none of it
+
     names = sorted(known)
     longer = [name for name in names if word and name.startswith(word)]
     return longer if len(longer) in (1, 2) else difflib.get_close_matches(word, names, 2, alike)
