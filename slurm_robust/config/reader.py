@@ -253,6 +253,13 @@ def types_of(kind: Any) -> list[Any]:
     return [kind]
 
 
+def _item_keys(kind: Any) -> frozenset[str]:
+    """Return the keys of each item of a list of mappings; none of another type."""
+    lists = (member for member in types_of(kind) if get_origin(member) is tuple)
+    sections = (section for member in lists if is_section(section := get_args(member)[0]))
+    return frozenset(field.name for section in sections for field in msgspec.structs.fields(section))
+
+
 def _is_secret(kind: Any) -> bool:
     return any((meta.extra or {}).get(SECRET) for meta in _metas(kind))
 
@@ -339,6 +346,8 @@ class Checker:
         name = leaf.rpartition(".")[2]
         known = (full.rpartition(".") for full in schema_keys(self._schema))
         homes = [f"under {home}:" if home else "top level" for home, _, last in known if last == name]
+        items = schema_keys(self._schema).values()
+        homes = homes or [f"in an item of {item.name}:" for item in items if name in _item_keys(item.kind)]
         likely = [f"{name} ({home})" for home in homes]
         likely = likely or [dotted((*section, word)) for word in near(leaf, here, alike=_ALIKE)]
         hint = did_you_mean(likely) or f"known keys here: {', '.join(here)}"

@@ -201,7 +201,10 @@ class Faults:
         state = self._view.control.nodes().get(node)
         is_on = state is not None and state.on
         if is_on != on:
-            raise FaultRefused(f"{node} is {'on already' if is_on else 'off; boot it first'}")
+            raise FaultRefused(
+                f"{node} is {'on already' if is_on else 'off; boot it first'}",
+                fix=f"srobust sandbox fault {'power-cut' if is_on else 'boot'} {node}",
+            )
 
     def _signal_rank(self, name: str, job_id: int, rank: int, number: signal.Signals) -> PlantedFault:
         pid = self.rank_pid(job_id, rank)
@@ -209,7 +212,10 @@ class Faults:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            raise FaultRefused(f"rank {rank} of job {job_id} ended by itself just now") from None
+            raise FaultRefused(
+                f"rank {rank} of job {job_id} ended by itself just now",
+                fix=f"srobust sandbox exec -- srobust status {job_id} shows whether it has another",
+            ) from None
         return fault
 
     def daemon_pid(self, node: str, name: str) -> int | None:
@@ -219,12 +225,12 @@ class Faults:
     def _daemon(self, node: str, name: str) -> int:
         pid = self.daemon_pid(node, name)
         if pid is None:
-            raise FaultRefused(f"no {name} runs on {node}")
+            raise FaultRefused(f"no {name} runs on {node}", fix="srobust sandbox heal starts what is missing")
         return pid
 
     def _need_absent(self, node: str, name: str) -> None:
         if self.daemon_pid(node, name) is not None:
-            raise FaultRefused(f"{name} runs on {node} already")
+            raise FaultRefused(f"{name} runs on {node} already", fix=f"kill it first: kill-{name}")
 
     def _start_slurmd(self, node: str, *args: str) -> None:
         self._start(node, "slurmd", SLURMD_PORT, f"slurmd-{node}", *args)

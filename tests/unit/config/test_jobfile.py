@@ -182,6 +182,7 @@ def test_a_bad_variable_is_named(variable: str, text: str, expected: str) -> Non
         ("wire.x.y", "option --set wire.x.y=1: unknown key wire.x"),
         ("limits", "option --set limits=1: limits must be a mapping of keys to values, got the string '1'"),
         ("x.y", "option --set x.y=1: unknown key x"),
+        ("notify.sendmail", "unknown key notify.sendmail; did you mean sendmail (in an item of notify.ch"),
     ],
 )
 def test_an_option_for_a_section_is_refused_with_its_name(name: str, expected: str) -> None:
