@@ -324,8 +324,7 @@ def _action(action: inc.Action) -> str:
         case inc.Diagnose(bitwise=bitwise):
             return "test the nodes" + (", also bitwise" if bitwise else "")
         case inc.RollBack(release=release, to=to, step=step):
-            where = f"step {step}" if step >= 0 else "the beginning"
-            return f"roll release {release} back to {to}, from {where}"
+            return f"roll release {release} back to {to}" + (f", from step {step}" if step >= 0 else "")
         case inc.GiveUp(code=code):
             return f"give up (exit code {code})"
     return ""

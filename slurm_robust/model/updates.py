@@ -80,6 +80,8 @@ class UpdateRow(Record):
     """The step that its release goes on from, -1 for the beginning."""
     first_step: int | None = None
     """The first step that its release completed; None before that."""
+    reported: bool = True
+    """Its release reports its steps. If not, nobody knows at which one it went on."""
     recovery: int = 0
     """The incident whose recovery took it along, 0 for none."""
     incident: int = 0
@@ -169,13 +171,16 @@ class UpdateBook:
                 return self._applied(event, t)
             case ev.GenerationLaunched(world=ev.TRAIN) if self._starting:
                 row = self.row(self._starting)
-                if row is not None and not row.generation:
-                    return self._change(self._starting, generation=event.generation)
+                if row is not None:  # what the first launch was to restore may be lost before it makes a step
+                    generation = row.generation or event.generation
+                    return self._change(self._starting, generation=generation, restored=event.restore_step)
             case ev.FirstStep(world=ev.TRAIN) if self._starting:
                 number, self._starting = self._starting, 0
                 row = self.row(number)
                 stopped_s = t - row.stopped if row is not None and row.stopped is not None else None
-                return self._change(number, first_step=event.step, stopped_s=stopped_s)
+                return self._change(
+                    number, first_step=event.step, reported=event.reported, stopped_s=stopped_s
+                )
             case ev.IncidentOpened():
                 self._incident = event.incident
                 for number, row in self._rows.items():

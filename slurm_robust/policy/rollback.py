@@ -109,14 +109,15 @@ def roll_back(
 ) -> tuple[Verdict, tuple[RollBack, Restart], str]:
     """Return the verdict, what to do, and that in words."""
     step = candidate.checkpoint.step if candidate.checkpoint is not None else -1
-    made = max(0, state.world.best_step - step)
+    own = step < 0 and state.world.has_stepped and not state.world.reports  # the script resumes by itself
+    made = "" if own else f"{count(max(0, state.world.best_step - step), 'step')} "
     verdict = Verdict(
         rung=RUNG,
         blame=Blame.CODE,
         signature=Signature(kind=FaultKind.RELEASE, key=candidate.release),
-        reason=f"{why}, {count(made, 'step')} after release {candidate.release} took over",
+        reason=f"{why}, {made}after release {candidate.release} took over",
         confidence=confidence,
     )
-    whence = f"step {step}" if step >= 0 else "the beginning"
-    how = f"go back to release {candidate.before} at {whence}"
+    whence = f"at step {step}" if step >= 0 else "at the beginning"
+    how = f"go back to release {candidate.before} {'where the script resumes by itself' if own else whence}"
     return verdict, (RollBack(release=candidate.release, to=candidate.before, step=step), Restart()), how

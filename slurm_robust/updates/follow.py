@@ -105,7 +105,9 @@ class UpdateProgress(Record):
 
     @property
     def repeated(self) -> int | None:
-        """Steps that the release before had completed and this one makes again; None before it is applied."""
+        """Steps that the release before had completed and this one makes again; None before it is applied,
+        and if it does not report its steps.
+        """
         return self._again(undone=False)
 
     @property
@@ -115,7 +117,7 @@ class UpdateProgress(Record):
 
     def _again(self, *, undone: bool) -> int | None:
         row = self.row
-        if row is None or row.applied is None:
+        if row is None or row.applied is None or not row.reported:
             return None
         return max(0, row.step - row.restored) if undone == (row.from_step >= 0) else 0
 

@@ -87,7 +87,7 @@ class UpdateAnswer(Record):
     traceback: str = ""
     untried: tuple[str, ...] = ()
     step: int | None = None
-    """The first step of the release, once it is made."""
+    """The first step of the release, once it is made; None if it does not report its steps."""
     applied_s: float | None = None
     repeated: int | None = None
     undone: int | None = None
@@ -586,7 +586,7 @@ def _completed(answer: UpdateAnswer, known: UpdateProgress) -> UpdateAnswer:
         node=row.node,
         traceback=row.traceback,
         untried=row.untried,
-        step=row.first_step,
+        step=row.first_step if row.reported else None,
         applied_s=row.stopped_s,
         repeated=known.repeated,
         undone=known.undone,

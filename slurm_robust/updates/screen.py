@@ -35,6 +35,9 @@ STYLES = {
     ReleaseState.BAD: "bold red",
     ReleaseState.REFUSED: "red",
 }
+BEGINNING = "the beginning, or where the script resumes by itself"
+"""Where a release begins that is given no checkpoint."""
+
 MAX_PATHS = 20
 """Files of a kind that the head of a difference names."""
 
@@ -79,7 +82,7 @@ def line(known: UpdateProgress, doing: str = "") -> str:
             return f"{update}: stopping the ranks behind a snapshot"
         case UpdatePhase.STARTING:
             trouble = f" (incident {known.incident} came between)" if known.incident else ""
-            origin = f"step {row.restored}" if row.restored >= 0 else "the beginning"
+            origin = f"step {row.restored}" if row.restored >= 0 else BEGINNING
             return f"{update}: starting release {release} from {origin}{trouble}"
     return f"{update}: {known.phase.value}"
 
@@ -97,7 +100,8 @@ def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
     release = row.release
     match phase:
         case UpdatePhase.RUNNING:
-            yield f"{update}: release {release} has made step {row.first_step}; {_cost(known, row)}"
+            step = f"step {row.first_step}" if row.reported else "its first step"
+            yield f"{update}: release {release} has made {step}; {_cost(known, row)}"
             yield from _untried(row)
             yield _candidacy(row, job, judging)
         case UpdatePhase.STARTING:
@@ -126,7 +130,9 @@ def outcome(known: UpdateProgress, job: str, judging: Judging) -> Iterator[str]:
 
 def _cost(known: UpdateProgress, row: UpdateRow) -> str:
     again = f", {count(known.repeated or 0, 'step')} repeated"
-    if known.undone:
+    if not row.reported:
+        again = "; it goes on where the script resumes by itself"
+    elif known.undone:
         are = "is" if known.undone == 1 else "are"
         again = f"; it goes on from step {row.restored}: {count(known.undone, 'step')} after it {are} undone"
     if row.stopped_s is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import UpdateConfig
 from slurm_robust.model import incident as inc
@@ -96,6 +97,15 @@ def test_what_comes_of_code_takes_a_candidate_back(fault: inc.Fault) -> None:
     assert (decided.verdict.rung, decided.verdict.blame) == (7, inc.Blame.CODE)
     assert decided.verdict.signature == inc.Signature(kind=inc.FaultKind.RELEASE, key=NEW)
     assert f"20 steps after release {NEW} took over: go back to release {OLD} at step 40" in decided.reason
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_rollback_without_a_checkpoint_names_the_beginning_only_if_it_is_known(reports: bool) -> None:
+    state = changed(STATE, reports=reports, has_stepped=True)
+    state = structs.replace(state, candidate=structs.replace(CANDIDATE, checkpoint=None))
+    reason = decide(state, failed(root=root(code=1, error=EXCEPTION)), 2000.0, RULES).reason
+    assert reason.endswith("at the beginning" if reports else "where the script resumes by itself")
+    assert ("61 steps after release" in reason) == reports
 
 
 @pytest.mark.parametrize(

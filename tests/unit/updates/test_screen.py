@@ -10,6 +10,7 @@ from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.release import When
 from slurm_robust.releases.compare import ReleaseDiff
 from slurm_robust.terminal.console import show
@@ -90,6 +91,24 @@ def test_a_release_without_a_way_back_is_called_no_candidate() -> None:
         said[-1]
         == "it is good after 100 steps or 30 min; if it fails before, no release comes back by itself"
     )
+
+
+def test_of_a_script_that_resumes_by_itself_no_steps_are_counted() -> None:
+    story = asked().tried(1).stops(1).applied(1, NEW, OLD, 60, -1).trains(NEW, 0, 1)
+    story.events[-2] = structs.replace(story.events[-2], reported=False)
+    assert "has made its first step; 3.0 s without training; it goes on where the script resumes" in told(
+        story
+    )
+    known = progress_of(story.events, 1)
+    assert (known.repeated, known.undone) == (None, None)
+
+
+def test_steps_are_repeated_if_the_snapshot_of_the_update_is_lost_before_the_first_step() -> None:
+    story = asked().tried(1).stops(1).applied(1, NEW, OLD, 60, 60)
+    launch = ev.GenerationLaunched(t=story.t, generation=2, slots=("n1",), master="n1", release=NEW)
+    story.add(structs.replace(launch, restore=CheckpointId(step=60, generation=1)))
+    story.generation = 2
+    assert ", 13 steps repeated" in told(story.trains(NEW, 48, 49, restore=47))
 
 
 def test_an_update_from_an_older_step_says_how_many_are_undone() -> None:
