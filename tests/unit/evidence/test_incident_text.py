@@ -50,11 +50,12 @@ def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
 
 
 def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:
-    notes = [ev.Noted(t=incident_journal.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
+    t = incident_journal.BEGIN + 1001
+    notes = [ev.Noted(t=t, text=f"no GPU {i}", node=f"n{i}") for i in range(1000)]
     killed = incident_journal.rank_killed()
     (report,) = incident_reports([*incident_journal.start(), *killed[:2], *notes, *killed[2:]])
     texts = [entry.text for entry in timeline(report) if entry.what == "note"][1:]
-    assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
+    assert texts == [*(f"n{i}: no GPU {i}" for i in range(8)), "and 992 more"]
     assert timeline(report)[-1].what == "over"
 
 
