@@ -59,7 +59,7 @@ missing_packages() {
 remove_policy() { rm -f "$POLICY"; }
 
 install_packages() {
-    local packages=("$@") words
+    local packages=("$@") words policy_is_ours=
     words="apt-get install --no-install-recommends ${packages[*]}"
     if ! command -v apt-get >/dev/null; then
         say "this is no Debian: install what brings these by yourself for the sandbox: ${packages[*]}"
@@ -76,14 +76,14 @@ install_packages() {
         trap remove_policy EXIT
         printf '#!/bin/sh\nexit 101\n' >"$POLICY"
         chmod 755 "$POLICY"
-        readonly POLICY_IS_OURS=1
+        policy_is_ours=1
     fi
     export DEBIAN_FRONTEND=noninteractive
     local apt=(apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 -o Dpkg::Use-Pty=0)
     "${apt[@]}" update || say "apt-get update failed; trying with the lists that are here"
     "${apt[@]}" install --yes --no-install-recommends "${packages[@]}" >/dev/null ||
         fail "apt-get could not install them; to see why: $words"
-    if [ -n "${POLICY_IS_OURS:-}" ]; then
+    if [ -n "$policy_is_ours" ]; then
         remove_policy
         trap - EXIT
     fi

@@ -1,4 +1,4 @@
-"""What the forge reads of this repository: workflows, the forms of issues, the template of pull requests."""
+"""What others build and read of this repository: workflows, the image, forms of issues and pull requests."""
 
 from __future__ import annotations
 
@@ -70,6 +70,41 @@ def test_ci_builds_packages_from_tags_alone() -> None:
     jobs = read("workflows", "ci.yml")["jobs"]
     assert jobs["release"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert jobs["pages"]["needs"] == "release"
+
+
+# -- the image -----------------------------------------------------------------------------------------------
+
+CONTAINERFILE = (CHECKOUT / "Containerfile").read_text()
+
+
+def installed_by_setup() -> set[str]:
+    """The packages of Debian that tools/setup.sh brings for the sandbox."""
+    listed = re.search(
+        r"<<'LIST'\n(.*?)^LIST$", (CHECKOUT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert listed is not None
+    return {line.split()[1] for line in listed[1].splitlines()}
+
+
+def test_the_image_has_the_packages_of_the_sandbox_from_the_setup_script_alone() -> None:
+    assert "tools/setup.sh" in CONTAINERFILE
+    installed = re.findall(r"apt-get\b[^&]*? install ([^&]+)", CONTAINERFILE)
+    named = {word for words in installed for word in words.replace("\\\n", " ").split() if word[0] != "-"}
+    assert named
+    assert "slurmctld" in installed_by_setup()
+    assert named & installed_by_setup() == set()
+
+
+def test_the_image_takes_nothing_of_the_checkout_that_git_ignores() -> None:
+    left_out = (CHECKOUT / ".dockerignore").read_text().splitlines()
+    ignored = (CHECKOUT / ".gitignore").read_text().split()
+    assert {".git", *(f"**/{name}" for name in ignored)} <= set(left_out)
+
+
+def test_the_image_and_ci_are_of_one_debian_and_one_build_of_pytorch() -> None:
+    ci = read("workflows", "ci.yml")
+    assert f"\nFROM docker.io/library/{ci['jobs']['test']['container']['image']}\n" in CONTAINERFILE
+    assert f"PIP_EXTRA_INDEX_URL={ci['env']['PIP_EXTRA_INDEX_URL']}\n" in CONTAINERFILE
 
 
 # -- issues and pull requests --------------------------------------------------------------------------------
