@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import (
@@ -299,8 +300,30 @@ def _exec(args: argparse.Namespace) -> int:
     argv = _without_dashes(args.argv) or ["bash", "-l"]
     command = [*_attach(args).enter_command(args.node, args.user), *argv]
     sys.stdout.flush()
-    # In place of this process: signals, the terminal and the exit code are the command's own.
-    os.execvp(command[0], command)
+    if sys.stdin.isatty():
+        # In place of this process: signals, the terminal and the exit code are the command's own.
+        os.execvp(command[0], command)
+    return run_whole(command)
+
+
+def run_whole(command: Sequence[str]) -> int:
+    """Run a command without a terminal; its exit code. A signal ends it with all that it has started."""
+    ended: list[int] = []
+    child = subprocess.Popen(["setpriv", "--pdeathsig=KILL", "--", *command], process_group=0)
+
+    def pass_on(number: int, _: object) -> None:
+        ended.append(number)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    code = child.wait()
+    if ended:
+        # A shell starts what runs in the background deaf to SIGINT.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    return code if code >= 0 else 128 - code
 
 
 def _submit(args: argparse.Namespace) -> int:
