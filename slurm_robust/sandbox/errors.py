@@ -23,7 +23,7 @@ class SandboxError(SrobustError):
     """Base of this unit's errors; ``fix`` says what to do."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(f"{message}\n{fix}" if fix else message)
+        super().__init__(f"{message}\n  fix: {fix}" if fix else message)
         self.fix = fix
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.sandbox.boot import claimed
-from slurm_robust.sandbox.errors import NotASandbox
+from slurm_robust.sandbox.errors import NotASandbox, RequirementMissing
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import sandbox_names
 from slurm_robust.sandbox.teardown import take_down
@@ -61,3 +61,8 @@ def test_what_an_up_left_that_was_killed_is_removed_by_the_next(root: Path) -> N
     for name in ("a", "empty"):
         folder = begin(name)
         assert (folder.path / "etc").is_dir()
+
+
+def test_what_a_machine_lacks_is_said_with_its_fix() -> None:
+    error = RequirementMissing("slurmctld is not installed", fix="apt-get install slurmctld")
+    assert error.in_full() == "slurmctld is not installed\n  fix: apt-get install slurmctld"
