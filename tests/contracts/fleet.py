@@ -95,6 +95,14 @@ class FleetIndexContract:
         assert first.per_node_day.low < first.per_node_day.rate < first.per_node_day.high
         assert first.ratio is not None
         assert first.ratio > 1
+
+    def test_advice_on_the_interval_needs_incidents(self, index: FleetIndex) -> None:
+        """An interval between checkpoints is advised for jobs of some sizes, from ten incidents on."""
+        nine = entry(incidents=tuple(incident(n) for n in range(1, 10)))
+        index.add([nine], PLACES)
+        assert index.read(lambda c: queries.report(c, 0.0, BEGIN + 86400)).advice == ()
+        index.add([entry(8)], PLACES)
+        found = index.read(lambda c: queries.report(c, 0.0, BEGIN + 86400))
         assert [advice.nodes for advice in found.advice] == [8, 64, 512]
 
     def test_incidents_by_all_that_can_be_asked(self, index: FleetIndex) -> None:

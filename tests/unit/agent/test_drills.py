@@ -45,9 +45,12 @@ def worker(record: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", WORKER, str(record)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as made:
         assert made.stdout is not None
-        assert sorted(made.stdout.readline().strip().isdigit() for _ in range(2)) == [False, True]
-        yield made
-        made.kill()
+        try:
+            lines = [made.stdout.readline().strip() for _ in range(2)]
+            assert sorted(line.isdigit() for line in lines) == [False, True], lines
+            yield made
+        finally:
+            made.kill()
 
 
 def test_a_process_of_the_data_loader_is_killed(worker: subprocess.Popen[str], record: Path) -> None:
