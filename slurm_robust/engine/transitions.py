@@ -78,6 +78,8 @@ class ToStopping(Record):
     """Nodes that cannot be reached have been waited for."""
     update: int = 0
     """The update for which the generation ends, 0 for none."""
+    relaunch: bool = False
+    """The launch did not reach all nodes: the next generation follows at once."""
 
 
 class ToUpdating(Record):

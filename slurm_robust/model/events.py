@@ -295,6 +295,8 @@ class StopStarted(WorldEvent):
     """Symptom of the fault for which they are; None if nothing is wrong with them."""
     update: int = 0
     """The update for which they are, 0 for none: the next generation follows at once."""
+    relaunch: bool = False
+    """The launch did not reach all nodes: the next generation follows at once, and nothing was at fault."""
 
 
 class GenerationEnded(WorldEvent):

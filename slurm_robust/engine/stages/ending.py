@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
@@ -31,7 +33,8 @@ from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.policy import decide
 from slurm_robust.policy.leaving import cancelled
-from slurm_robust.wire.messages import Phase, Shutdown
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
 
 AT_ONCE_S = 1.0
 """Seconds for the agents' end after a second order to leave."""
@@ -223,7 +226,7 @@ class Observing:
 def _go_on_stopping(begun: ev.StopStarted) -> ToStopping:
     """Return to the stage of the earlier controller, with what is known of the fault."""
     fault = Fault(symptom=begun.symptom, detail=begun.reason) if begun.symptom is not None else None
-    return ToStopping(reason=begun.reason, fault=fault, update=begun.update)
+    return ToStopping(reason=begun.reason, fault=fault, update=begun.update, relaunch=begun.relaunch)
 
 
 class Reconnecting:
@@ -234,10 +237,12 @@ class Reconnecting:
 
     def __init__(self, begin: ToReconnecting) -> None:
         self._since = 0.0
+        self._agents: dict[str, str] = {}  # by node, as the earlier controllers knew them
 
     def enter(self, core: Core, now: Now) -> None:
         """Wait for the agents to find us."""
         self._since = now.mono
+        self._agents = {node: joined.agent for node, joined in core.state.joined.items()}
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go to Running when every slot answers for the generation; after a while also when not.
@@ -263,6 +268,14 @@ class Reconnecting:
         )
         if not missing:
             return ToRunning(agents=here)  # it sees the agents that ended
+        if len(heartbeats) == len(state.world.slots) and missing <= self._missed(core, heartbeats):
+            reason = (
+                f"the launch of generation {state.world.generation} has not reached {fold(sorted(missing))}, "
+                "since its controller ended before: it is launched again"
+            )
+            core.note(reason, "", now)
+            core.emit(Say(text=reason))
+            return ToStopping(reason=reason, relaunch=True)
         if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):
             silent_s = max(waited_s, core.incidents.unwatched_s(now))
             detail = f"{taken}, from which this controller took over, has not been heard for {silent_s:.0f} s"
@@ -274,3 +287,15 @@ class Reconnecting:
             silent = {n: joined.agent for n, joined in state.joined.items() if n not in heartbeats}
             return ToRunning(agents={n: here.get(n) or silent.get(n, "gone") for n in state.world.slots})
         return None
+
+    def _missed(self, core: Core, heartbeats: Mapping[str, Heartbeat]) -> set[str]:
+        """Return the nodes whose agents have not got the launch and never will: they obey this controller."""
+        world, epoch = core.world, core.state.epoch
+        return {
+            node
+            for node, heartbeat in heartbeats.items()
+            if heartbeat.epoch == epoch
+            and heartbeat.generation < world.generation
+            and heartbeat.phase in (Phase.IDLE, Phase.ENDED)
+            and heartbeat.agent == self._agents.get(node)
+        }

@@ -41,7 +41,7 @@ class Stopping:
 
     def __init__(self, begin: ToStopping) -> None:
         self._reason, self._fault, self._waited = begin.reason, begin.fault, begin.waited
-        self._update = begin.update
+        self._update, self._relaunch = begin.update, begin.relaunch
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
@@ -65,6 +65,7 @@ class Stopping:
                 reason=self._reason,
                 symptom=symptom,
                 update=self._update,
+                relaunch=self._relaunch,
             )
             core.record(begun)
         before_s = now.mono - self._since
@@ -218,15 +219,16 @@ class Stopping:
         if core.leaving:
             return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
         is_well = not any(e.exit.failed for e in self._exits) and not self._lost
-        follows = self._fault is not None or self._waited or self._update
+        goes_on = bool(self._update) or self._relaunch
+        follows = self._fault is not None or self._waited or goes_on
         ending = core.ending or (None if follows else self._reason)
         if ending and (is_well or core.departure.termed):
             return before_the_end(core, ending, now, warned=True)
-        if self._update and is_well and not self._stuck:
+        if goes_on and is_well and not self._stuck:
             return ToGathering()
         fault = self._ended_with(core, now)
-        if self._update:
-            fault = _met_by_update(fault)
+        if goes_on:
+            fault = _met_meanwhile(fault)
             core.incidents.open(fault, now)
         return conclude(core, fault, now, waited=self._waited)
 
@@ -242,8 +244,8 @@ class Stopping:
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
 
 
-def _met_by_update(fault: Fault) -> Fault:
-    """Return the fault that came while ranks were about to be stopped for an update, with what shows it."""
+def _met_meanwhile(fault: Fault) -> Fault:
+    """Return the fault that came while ranks were stopped for no fault, with what shows it."""
     if fault.root is not None:
         detail = f"{fault.root.exit.describe()} on {fault.root.node}"
         return structs.replace(fault, symptom=Symptom.WORKER_EXIT, detail=detail)

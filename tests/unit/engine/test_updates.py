@@ -417,6 +417,34 @@ def test_a_node_that_dies_while_ranks_are_stopped_for_an_update_is_replaced() ->
     assert sim.run_to_end() == 0
 
 
+def test_a_controller_that_dies_at_any_point_of_an_update_leaves_no_false_incident() -> None:
+    relaunched = 0
+    for count in range(2, 12):  # the first event is not yet the request
+        sim = job(config=UNTRIED)
+        sim.deaths.append(count)
+        sim.update(SECOND)
+        sim.run(60.0)
+        gets_on(sim, launched(sim).generation)
+        assert (opened(sim), applied(sim)) == ([], [(1, SECOND, False)]), count
+        assert launched(sim).restore == sim.events(ev.UpdateApplied)[0].checkpoint, count
+        relaunched += len([e for e in sim.events(ev.StopStarted) if e.relaunch])
+    assert relaunched == 1
+
+
+def test_a_launch_that_reached_one_node_only_is_made_again_though_the_next_controller_dies_in_it() -> None:
+    sim = job(config=UNTRIED)
+    sim.update(SECOND)
+    sim.run_until(lambda: bool(applied(sim)), within_s=60.0)
+    sim.env.network.cut("n1", "n2")  # the controller is on n1: its order does not reach n2
+    sim.run(0.5)
+    sim.controller_dies()
+    sim.env.network.heal("n1", "n2")
+    sim.run_until(lambda: any(e.relaunch for e in sim.events(ev.StopStarted)), within_s=60.0)
+    sim.controller_dies()
+    gets_on(sim, 3)
+    assert (opened(sim), applied(sim)) == ([], [(1, SECOND, False)])
+
+
 def test_an_update_waits_over_a_requeue_and_its_release_stays() -> None:
     sim = job(others=0)
     sim.update(SECOND, When.LAZY)
