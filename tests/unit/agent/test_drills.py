@@ -22,10 +22,10 @@ WORKER = (
     "if os.fork() == 0:\n"
     "    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"  # it dies with the worker
     "    ctypes.CDLL(None).prctl(15, b'pt_data_worker', 0, 0, 0)\n"
-    "    print(os.getpid(), flush=True)\n"
+    "    os.write(1, b'%d\\n' % os.getpid())\n"  # at once: the worker writes there, too
     "    signal.pause()\n"
     "drilling.prepare(sys.argv[1])\n"
-    "print('ready', flush=True)\n"
+    "os.write(1, b'ready\\n')\n"
     "print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n"
 )
 
