@@ -170,7 +170,8 @@ def _site(
     except SlurmError as error:
         if named and isinstance(error, JobNotFound):
             raise
-        unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
+        fix = f"; fix: {error.fix}" if error.fix else ""
+        unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}{fix}",)
     site = Facts(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted)
     return site, gpus, unseen
 

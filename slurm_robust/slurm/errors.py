@@ -107,7 +107,7 @@ class SlurmCommandError(SlurmError):
 class SlurmCommandMissing(SlurmCommandError):
     """The program was not found. The message shows the PATH that was searched."""
 
-    fix = "install Slurm's client commands on this node, or put their folder on the PATH"
+    fix = "go to a node that has Slurm's commands (a login node), or put their folder on the PATH"
 
 
 class SlurmTimeout(SlurmCommandError):

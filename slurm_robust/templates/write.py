@@ -96,7 +96,8 @@ def _notes(offer: Offer, script: str, folder: Path) -> list[str]:
     notes = []
     if offer.silence:
         notes.append(
-            f'Slurm does not answer here ({offer.silence}): fill in the lines marked "yours" of the script'
+            f"Slurm does not answer here ({offer.silence}): run it again on a login node, or fill in the "
+            'lines marked "yours" of the script'
         )
     if script:
         try:

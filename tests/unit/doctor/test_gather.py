@@ -113,6 +113,7 @@ def test_without_slurms_commands(tmp_path: Path) -> None:
     facts, unseen = gather(DoctorRequest(), JobConfig(), {}, slurm, HERE)
     assert (facts.slurm, facts.clock_s, facts.gpus) == (None, None, None)
     assert unseen[0].startswith("Slurm: cannot start ")
+    assert "; fix: go to a node that has Slurm's commands" in unseen[0]
     assert len(apply_all(RULES, facts)) == len(RULES)
 
 
