@@ -90,7 +90,10 @@ class Drills:
         if view is None or view.dead is not None or now.mono - view.heard > quiet_s:
             return f"node {node} does not respond"
         if not context.trains:
-            return f"generation {context.world.generation} has completed no step yet"
+            return (
+                f"generation {context.world.generation} has completed no step that can be counted yet (of a "
+                "script without Checkpointer and torch optimizer none can)"
+            )
         if fault is DrillFault.NAN_LOSS:
             own = [record for record in context.progress(now) if record.rank == rank]
             if not own or not own[0].reported or own[0].loss is None:
