@@ -355,7 +355,7 @@ class UpdateConfig(Section):
     """Completed steps after which a new release is good. Until then it may be rolled back."""
 
     good_s: Seconds = 1800.0
-    """Time after which a new release is good as well, provided that it has completed two steps."""
+    """A new release is also good after this time, if it has completed two steps."""
 
     slow_factor: Factor = 1.5
     """A new release is rolled back if its median step takes this many times as long as the previous one's."""

@@ -94,7 +94,7 @@ class NotifyConfig(Section):
     channels: Annotated[
         tuple[ChannelConfig, ...], Meta(examples=[[{"name": "mail", "mail": ["me@example.org"]}]])
     ] = ()
-    """Channels that notices go to. By default there is none, and no notice is sent."""
+    """The channels that notices are sent to. By default there is none."""
 
     on: tuple[NoticeKind, ...] = _KINDS
     """Kinds of notices."""

@@ -61,7 +61,7 @@ def instead(words: Sequence[str], options: Sequence[str] = ()) -> str:
     return " ".join(["exec srobust run", *own, *rest])
 
 
-def is_local(folder: str = "") -> bool:
+def is_local(folder: str) -> bool:
     """Return whether each node has a folder of this path for itself."""
     plain = folder.strip("\"'").rstrip("/")
     return any(plain == local or plain.startswith(f"{local}/") for local in _LOCAL)

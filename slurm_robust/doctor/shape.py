@@ -130,7 +130,7 @@ def _other_script(words: Sequence[str]) -> str:
 
 
 def _leaves(command: Command) -> bool:
-    return command.words[:1] == ("cd",) and is_local(*command.words[1:2])
+    return command.words[:1] == ("cd",) and any(map(is_local, command.words[1:2]))
 
 
 def _exports(commands: Sequence[Command], *, is_run: bool) -> dict[str, Export]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import reduce
 
 from msgspec.structs import replace
 
@@ -62,13 +61,19 @@ class DrillProgress(Record):
         return not self.incident and self.progress_s > stayed_s
 
 
-def progress_of(events: Iterable[ev.AnyEvent], planted: ev.DrillPlanted) -> DrillProgress:
-    """Return what ``events``, which follow it, say of a drill."""
-    return reduce(after, events, DrillProgress(planted=planted, newest=planted.step))
+def progress_of(
+    events: Iterable[ev.AnyEvent], drill: int, known: DrillProgress | None = None
+) -> DrillProgress | None:
+    """Return what is known of a drill after ``events`` that follow what was ``known``; None: nothing."""
+    for event in events:
+        if known is not None:
+            known = _after(known, event)
+        elif isinstance(event, ev.DrillPlanted) and event.drill == drill:
+            known = DrillProgress(planted=event, newest=event.step)
+    return known
 
 
-def after(known: DrillProgress, event: ev.AnyEvent) -> DrillProgress:
-    """Return what is known after ``event``."""
+def _after(known: DrillProgress, event: ev.AnyEvent) -> DrillProgress:
     since = event.t - known.planted.t
     match event:
         case ev.DrillOver(drill=drill) if drill == known.planted.drill:

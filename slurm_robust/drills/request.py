@@ -6,11 +6,12 @@ import sys
 import time
 from contextlib import suppress
 
+from msgspec import structs
+
 from slurm_robust.diagnostics.live import ANSWER_S, LiveJob, NotLive, requester
 from slurm_robust.drills import screen
 from slurm_robust.drills.faults import FAULTS
-from slurm_robust.drills.follow import DrillProgress, after, broken_promises
-from slurm_robust.model import events as ev
+from slurm_robust.drills.follow import DrillProgress, broken_promises, progress_of
 from slurm_robust.model.drill import DrillFault, DrillPromise
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Diagnose, Requeue
@@ -112,20 +113,9 @@ def drill(
             f"drill {said.drill} is not in the journal", fix=f"'srobust status {job.state.job_id}' shows why"
         )
     broken = tuple(broken_promises(known))
-    full = DrillAnswer(
-        job_id=answer.job_id,
-        drill=answer.drill,
-        fault=fault,
-        rank=answer.rank,
-        node=answer.node,
-        text=answer.text,
-        promise=answer.promise,
-        is_kept=not broken,
-        broken=broken,
-        progress=known,
-    )
+    answer = structs.replace(answer, is_kept=not broken, broken=broken, progress=known)
     rows = screen.outcome(known, str(job.state.job_id))
-    show(full, lambda _: facts_table(rows, indent="  "), json=json)
+    show(answer, lambda _: facts_table(rows, indent="  "), json=json)
     return NOT_KEPT if broken else ExitCode.SUCCESS
 
 
@@ -158,11 +148,11 @@ def _follow(job: LiveJob, follower: JournalFollower, said: DrillReply) -> DrillP
         while time.monotonic() < until:
             with suppress(OSError):  # storage may answer next time
                 for followed in follower.read():
-                    event = followed.event
-                    if isinstance(event, ev.DrillPlanted) and event.drill == said.drill:
-                        known = DrillProgress(planted=event, newest=event.step)
-                    elif known is not None:
-                        known = after(known, event)
+                    if (
+                        followed.before is not None
+                    ):  # a controller took over, and some of what was read is void
+                        known = progress_of(followed.before, said.drill)
+                    known = progress_of([followed.event], said.drill, known)
             if known is not None:
                 if known.is_done:
                     return known

@@ -94,7 +94,7 @@ class IncidentRow(Record):
     what: str = ""
     """What was seen first, in short."""
     lost_s: float | None = None
-    """From the fault to the first new step; None if there is none yet."""
+    """Seconds from the fault to the first new step; None before that step."""
 
     @property
     def name(self) -> str:

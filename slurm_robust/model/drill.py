@@ -37,7 +37,7 @@ class DrillFault(str, Enum):
 
     @property
     def in_script(self) -> bool:
-        """Whether the process of the training does it itself, when it is told to."""
+        """Whether the training process plants the fault in itself, on the agent's order."""
         return self in _IN_SCRIPT
 
     @property

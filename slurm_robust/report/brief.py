@@ -47,10 +47,8 @@ class BriefJob(Record):
 
 def brief(view: LiveView, training: str) -> BriefJob:
     """Return the line of a job. Pure."""
-    moment, incident = view.moment, view.moment.incident
-    what = view.trouble or view.reason
-    if incident is not None and view.state == "recovering":
-        what = f"incident {incident.number}: {incident.actions or incident.sign or incident.symptom}"
+    moment, wrong = view.moment, view.situation.wrong
+    what = wrong[0] if wrong else view.trouble or view.reason
     return BriefJob(
         job=Path(view.folder).name,
         training=training,

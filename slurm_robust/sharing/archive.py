@@ -50,7 +50,7 @@ _HOME = re.compile(r"/(?:home\d*|users|Users|u)/(?:[a-z]/)?([^/]+)")
 _ACCOUNT = re.compile(r"(?:--account[= ]|\s-A\s?)([\w.-]+)")
 _CONTEXT = (ev.RunStarted, ev.ControllerStarted, ev.AllocationTaken, ev.GenerationLaunched)
 _NODES = frozenset(
-    {
+    [
         "node",
         "nodes",
         "slots",
@@ -62,7 +62,7 @@ _NODES = frozenset(
         "first",
         "second",
         "peers",
-    }
+    ]
 )
 _HOSTS = frozenset({"host", "taken_from", "cluster"})
 _WORKS = frozenset({"training", "array_task", "command"})

@@ -55,7 +55,7 @@ class LauncherWorld(Protocol):
 
 
 class MessageReader:
-    """Waits for messages of a launcher by its descriptor, as the agent's loop does."""
+    """Reads, then waits by the launcher's descriptor, as the agent's loop does."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -68,13 +68,14 @@ class MessageReader:
     def until(self, find: Callable[[], list[M]], count: int) -> list[M]:
         """Read until ``find`` gives ``count`` messages."""
         deadline = time.monotonic() + _PATIENCE_S
-        while len(find()) < count:
+        while True:
+            self.seen.extend(self._launcher.read())  # an answer may need no packet
+            if len(find()) >= count:
+                return find()
             left = deadline - time.monotonic()
             assert left > 0, f"only {self.seen} came within {_PATIENCE_S} s"
             assert self._launcher.fileno() >= 0, f"nothing more can come after {self.seen}"
             select.select([self._launcher.fileno()], [], [], left)
-            self.seen.extend(self._launcher.read())
-        return find()
 
 
 def start_ready(launcher: Launcher) -> MessageReader:

@@ -1,7 +1,7 @@
 """Stacks by py-spy: it reads the memory of a process without stopping it.
 
-Measured in docs/stacks.md#taking-stacks: with ``--nonblocking`` py-spy uses no ptrace at all, so whatever
-happens to it, the process goes on, and it reads stopped processes and those in the kernel as well as others.
+Measured in docs/stacks.md#taking-stacks: with ``--nonblocking`` py-spy uses no ptrace at all, so the
+process goes on whatever happens to py-spy. It also reads processes that are stopped or wait in the kernel.
 """
 
 from __future__ import annotations

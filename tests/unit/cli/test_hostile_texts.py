@@ -310,7 +310,7 @@ def test_srobust_drill_cleans_hostile_texts(tmp_path: Path, slurm: Answers, text
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
         )
         with test_live.serving(server, lambda wish: DrillReply(ok=ok, text=text)):
-            output_of("drill", str(directory.path), "kill-rank")
+            output_of("drill", str(directory.path), "kill-rank", "--no-wait")
 
 
 @fuzz

@@ -46,7 +46,8 @@ CLOSED = ev.IncidentClosed(t=103.0, incident=1, generation=2, step=21, recover_s
 
 
 def after(promise: DrillPromise, *events: ev.AnyEvent) -> tuple[DrillProgress, list[str]]:
-    known = progress_of(events, planted(promise))
+    known = progress_of([planted(promise), *events], drill=1)
+    assert known is not None
     return known, list(broken_promises(known))
 
 

@@ -15,7 +15,7 @@ NAMES = Names(
     accounts=("deepmoon",),
     jobs=("4711", "7"),
     works=("moonshot",),
-    folders=("/home/alice", "/work/My Project"),
+    folders=("/home/alice", "/projects/My Project"),
 )
 
 
@@ -38,7 +38,7 @@ def neutral(text: str) -> str:
         ("mail alice@example.org", "mail mail1"),
         ("https://wandb.ai/deepmoon/x?y=1", "https://url1"),
         ("/scratch/secret/train.py:12", "/path1/file1.py:12"),
-        ("/work/My Project/a.py", "/path1/file1.py"),
+        ("/projects/My Project/a.py", "/path1/file1.py"),
         ("/home/alice/gpt and ~/gpt/x", "/path1/file1 and /path2/file2"),
         ("/home/alice/jobs/7/logs/gen-001/rank-00002.err", None),
         ("/opt/env/lib/python3.11/site-packages/torch/x.py", "/path1/torch/x.py"),
