@@ -18,6 +18,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.model.events import StorageWritten
 from slurm_robust.model.journal import JournalDamaged, read
 from slurm_robust.model.record import Record
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.select import make_client
 from slurm_robust.terminal.console import show
 from slurm_robust.trainings.find import NoSuchJob, find
@@ -68,9 +69,9 @@ def main(
     return FOUND if report.of(Level.BAD) else 0
 
 
-def examine(wanted: DoctorRequest, config: JobConfig) -> HazardReport:
-    """Return what was found. Raises what ``gather`` does."""
-    slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
+def examine(wanted: DoctorRequest, config: JobConfig, slurm: SlurmClient | None = None) -> HazardReport:
+    """Return what was found. Raises what ``gather`` does. ``slurm``: by default the client of ``config``."""
+    slurm = slurm or make_client(config.slurm.backend, config.slurm.timeout_s)
     facts, unseen = gather(wanted, config, os.environ, slurm, Host())
     return HazardReport(
         host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen, ends=tuple(ends(facts))

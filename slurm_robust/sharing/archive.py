@@ -27,7 +27,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.sharing.neutral import Names, Neutral, without_secrets
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.terminal.console import Bar
 from slurm_robust.trainings.find import find, load_events
 from slurm_robust.trainings.slurmview import make_slurm
@@ -208,7 +208,7 @@ def _files(
         "journal.jsonl",
         "".join(ev.encode_event(event).decode(errors="replace") + "\n" for event in _part(report, events)),
     )
-    yield "doctor.json", _doctor(directory, report.job_id)
+    yield "doctor.json", _doctor(directory, report.job_id, slurm)
     if directory.spec.exists():
         yield "job.json", directory.spec.read_text(errors="replace")
     if (log := _own_log(directory)) is not None:
@@ -245,12 +245,14 @@ def _versions(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> Iterator[str
         yield f"slurm unknown: {error}"
 
 
-def _doctor(directory: JobDirectory, job_id: int) -> str:
+def _doctor(directory: JobDirectory, job_id: int, slurm: SlurmClient) -> str:
     try:
         config = load_plan(directory).config
-        return msgspec.json.format(
-            msgspec.json.encode(examine(DoctorRequest(job_id=job_id), config)), indent=1
-        ).decode()
+        try:
+            found = examine(DoctorRequest(job_id=job_id), config, slurm)
+        except JobNotFound:  # Slurm forgets a job soon after its end
+            found = examine(DoctorRequest(), config, slurm)
+        return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
     except (SrobustError, OSError) as error:
         return msgspec.json.encode({"failed": str(error)}).decode()
 

@@ -12,10 +12,13 @@ import pytest
 
 from slurm_robust.cli.main import main
 from slurm_robust.evidence import bundle
+from slurm_robust.evidence.incidents import find_report, incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.sharing.archive import MAX_FILE
+from slurm_robust.sharing.archive import MAX_FILE, write_archive
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.find import load_events
 from tests.builders import specs
 from tests.builders.plans import plan
 from tests.unit.report import incident_journal
@@ -98,6 +101,15 @@ def test_none_of_the_planted_names_is_in_an_anonymous_archive(job: JobDirectory,
     json.loads(found["incident.json"])
     said = r"srobust: n\d+ \(ip1\) of user1: <hidden> in /path\d+/file\d+.py\n"
     assert re.fullmatch(said, found["logs/job.log"])
+
+
+def test_a_job_that_slurm_has_forgotten_has_findings_of_its_site_and_software(
+    job: JobDirectory, tmp_path: Path
+) -> None:
+    target, events = tmp_path / "fault.tar.gz", load_events(job)
+    report = find_report(job, incident_reports(events), 1)
+    write_archive(job, report, events, target, FakeSlurm(), anonymous=False)
+    assert json.loads(packed(target)["doctor.json"])["hazards"]
 
 
 def test_an_incident_that_is_not_there_makes_no_archive(job: JobDirectory, tmp_path: Path) -> None:
