@@ -17,8 +17,6 @@ BESIDE = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security-policy.md",
-    "prolog_epilog/README.md": "prolog-epilog.md",
 }
 """Files of the checkout, and the page of the site that each is."""
 

@@ -86,7 +86,6 @@ def test_lists_and_tables_are_what_they_look_like(file: str) -> None:
     [
         ("index.md", "[r](../README.md)", "[r](readme.md)"),
         ("readme.md", "[l](docs/watching.md#lines), [o](LICENSE)", "[l](watching.md#lines), o"),
-        ("prolog-epilog.md", "[h](../docs/hooks.md)", "[h](hooks.md)"),
         ("reference/cli.md", "[e](../exit-codes.md)", "[e](../exit-codes.md)"),
         ("reference/cli.md", "[c](../../CHANGELOG.md)", "[c](../changelog.md)"),
         ("node-checks.md", "[`c`](../slurm_robust/nodes/check.py)", "`c`"),
