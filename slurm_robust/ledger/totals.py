@@ -24,6 +24,8 @@ class Tally:
         self._actions: Counter[str] = Counter()
         self._takeovers = 0
         self._decisions: list[ev.Decided] = []  # on the newest incident
+        self._uncounted: Symptom | None = None  # of the newest incident, which may be a drill's
+        self._live: set[int] = set()  # drills that are not over
         self._drills = 0
         self._updates = UpdateBook()
         self._marks: deque[IncidentMark] = deque(maxlen=MAX_MARKS)
@@ -38,9 +40,16 @@ class Tally:
             match event:
                 case ev.ControllerStarted():
                     self._takeovers += bool(event.taken_from)
+                case ev.DrillPlanted():
+                    self._live.add(event.drill)
+                case ev.DrillOver():
+                    self._live.discard(event.drill)
                 case ev.IncidentOpened():
-                    self._incidents[event.symptom] += 1
+                    self._count()
                     self._decisions.clear()
+                    self._uncounted = event.symptom
+                    if not self._live:
+                        self._count()
                     begun = event.t - event.detect_s
                     mark = IncidentMark(number=event.incident, symptom=event.symptom.value, begun=begun)
                     self._marks.append(mark)
@@ -56,10 +65,14 @@ class Tally:
                     self._decisions.append(event)
                     if drill_of(self._decisions):
                         self._change(event.incident, blame="drill")
+                    else:
+                        self._count()
                 case ev.IncidentClosed():
-                    self._drills += bool(drill_of(self._decisions))
+                    self._count()
+                    self._live.discard(drill_of(self._decisions))
                     self._change(event.incident, ended=event.t)
                 case ev.RunEnded(final=True) if self._marks and self._marks[-1].ended is None:
+                    self._count()
                     self._change(self._marks[-1].number, ended=event.t)
 
     def totals(self, classes: Mapping[TimeClass, int]) -> JobTotals:
@@ -85,6 +98,16 @@ class Tally:
     def _by_result(self) -> dict[str, int]:
         found = Counter(row.result for row in self._updates.rows)
         return {result.value: found[result] for result in UpdateResult if found}
+
+    def _count(self) -> None:
+        """Count the newest incident, once: counters never go down, so only when its cause is known."""
+        if self._uncounted is None:
+            return
+        if drill_of(self._decisions):
+            self._drills += 1
+        else:
+            self._incidents[self._uncounted] += 1
+        self._uncounted = None
 
     def _change(self, number: int, **changes: object) -> None:
         for place, mark in enumerate(self._marks):

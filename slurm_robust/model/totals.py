@@ -38,7 +38,9 @@ class JobTotals(Record):
     may move some from one class to another.
     """
     incidents: dict[str, int]
-    """By symptom."""
+    """By symptom, without those that drills caused. Of an incident while a drill goes on, the cause has to be
+    known first.
+    """
     actions: dict[str, int]
     """That answered faults and were carried out, by kind."""
     launches: int
@@ -50,7 +52,7 @@ class JobTotals(Record):
     marks: tuple[IncidentMark, ...]
     """The newest incidents, oldest first."""
     drills: int = 0
-    """Incidents that drills caused, which are among :attr:`incidents`."""
+    """Incidents that drills caused."""
     updates: dict[str, int] = {}
     """By what became of them so far; none for a job without."""
     update_marks: tuple[UpdateMark, ...] = ()

@@ -40,7 +40,7 @@ def chapter_row(job: JobView, books: Ledger, summary: Summary, state: ChapterSta
         from_step=launched.restore_step if launched is not None else None,
         to_step=max(steps, default=None),
         repeated=books.repeated,
-        incidents=len(summary.incidents),
+        incidents=len(summary.incidents) - summary.drills,
         ettr=summary.ettr if has_begun else None,
         exit_code=code,
     )

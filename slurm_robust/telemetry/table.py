@@ -82,7 +82,11 @@ class JobMetric:
         "Where the time of the job went, by the classes of the ledger; later evidence may reclassify time.",
         "class",
     )
-    INCIDENTS: Final = _counter("srobust_job_incidents_total", "Incidents by what was seen first.", "symptom")
+    INCIDENTS: Final = _counter(
+        "srobust_job_incidents_total",
+        "Incidents by what was seen first; drills are not among them.",
+        "symptom",
+    )
     INCIDENT_OPEN: Final = _gauge("srobust_job_incident_open", "1 while training is not productive.")
     INCIDENT_AGE: Final = _gauge("srobust_job_incident_age_seconds", "Time since the open incident was seen.")
     INCIDENT_START: Final = _gauge(
@@ -122,8 +126,7 @@ class JobMetric:
     EVICTIONS: Final = _counter("srobust_job_evictions_total", "Nodes that the job stopped using.")
     REQUEUES: Final = _counter("srobust_job_requeues_total", "Requeues that the job has begun.")
     DRILLS: Final = _counter(
-        "srobust_job_drill_incidents_total",
-        "Incidents that drills of the owner caused; srobust_job_incidents_total counts them, too.",
+        "srobust_job_drill_incidents_total", "Incidents that drills of the owner caused."
     )
     TAKEOVERS: Final = _counter(
         "srobust_job_takeovers_total", "Controllers that took the place of one on another node."

@@ -59,6 +59,7 @@ class ChapterRow(Record):
     repeated: int | None = 0
     """Steps that it did again; None if that is not known."""
     incidents: int = 0
+    """Without drills."""
     ettr: float | None = None
     """ETTR of its own time since its first start; None before."""
     exit_code: int | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
+from slurm_robust.model.drill import DrillFault
+from slurm_robust.model.incident import Restart
 from slurm_robust.model.totals import MAX_MARKS
-from tests.builders import updates
+from tests.builders import incidents, updates
 from tests.unit.report import incident_journal
 
 
@@ -61,3 +63,40 @@ def test_only_the_newest_incidents_are_marked_and_an_end_ends_the_last() -> None
     assert len(found.marks) <= MAX_MARKS
     assert found.marks[-1].ended is not None
     assert sum(found.incidents.values()) >= len(found.marks)
+
+
+def planted(drill: int) -> ev.DrillPlanted:
+    return ev.DrillPlanted(
+        t=0.5, drill=drill, fault=DrillFault.KILL_RANK, rank=0, node="n1", generation=1, step=1
+    )
+
+
+def decided(incident: int, drill: int) -> ev.Decided:
+    return ev.Decided(t=1.2, incident=incident, actions=(Restart(),), reason="", drill=drill)
+
+
+def closed(incident: int) -> ev.IncidentClosed:
+    return ev.IncidentClosed(t=1.4, incident=incident, generation=2, step=2, recover_s=0.2)
+
+
+def seen(*events: ev.AnyEvent) -> tuple[int, int]:
+    """Incidents that count as faults, and those of drills."""
+    found = tally([*events]).totals({})
+    return sum(found.incidents.values()), found.drills
+
+
+def test_the_incident_of_a_drill_counts_as_one_of_a_drill_only() -> None:
+    drill = (planted(1), incidents.opened(), decided(1, 1))
+    assert seen(*drill) == (0, 0), "a counter never goes down, so it waits for the cause"
+    assert seen(*drill, closed(1)) == (0, 1)
+    assert seen(*drill, closed(1), incidents.opened(incident=2)) == (1, 1), "that drill is over"
+    assert seen(*drill, ev.RunEnded(t=2.0, code=93, reason="")) == (0, 1)
+
+
+def test_a_real_fault_beside_a_drill_counts_when_that_is_decided() -> None:
+    beside = (planted(1), incidents.opened())
+    assert seen(*beside) == (0, 0)
+    assert seen(*beside, decided(1, 0)) == (1, 0)
+    assert seen(*beside, decided(1, 1), decided(1, 0), closed(1)) == (1, 0)
+    over = ev.DrillOver(t=0.8, drill=1, reason="no fault was seen", ok=True)
+    assert seen(planted(1), over, incidents.opened()) == (1, 0)
