@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Group, RenderableType
 
 from slurm_robust.admin.drain_reasons import Meaning, evidence, read
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
@@ -25,7 +26,7 @@ from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
-from slurm_robust.terminal.console import Bar, show
+from slurm_robust.terminal.console import Bar, show, told_table
 from slurm_robust.util.text import count, date_and_time, one_line
 
 DAY_S = 86400.0
@@ -322,7 +323,7 @@ def main(
         every = score(work_of(history), failures_of(history, config.drain_reasons), since, history.until)
         scores = [s for s in every if is_chosen(s.node)]
         _must_be_known(slurm, names - {s.node for s in scores})
-        show(scores, partial(_scores_text, days=days), json=json)
+        show(scores, partial(scores_table, days=days), json=json)
     else:
         entries = {
             node: own for node, own in timeline(history, config.drain_reasons).items() if is_chosen(node)
@@ -349,26 +350,30 @@ def _must_be_known(slurm: SlurmClient, names: Collection[str]) -> None:
         pass  # History does not need slurmctld.
 
 
-def _scores_text(scores: Sequence[Score], days: float) -> str:
-    numbers = f"{'P':>9} {'RATIO':>7} {'LEAST':>6} {'FAILED':>7} {'EXPECT':>7} {'HOURS':>7}"
-    lines = [f"{'NODE':16} {'LEMON':5} {numbers}  WHAT"]
-    for s in scores:
-        ratio = "-" if s.ratio is None else f"{s.ratio:.1f}"
-        least = "-" if s.least is None else f"{s.least:.1f}"
-        node = one_line(s.node)
-        kinds = ", ".join(
-            f"{kind} {times} times" if times > 1 else kind for kind, times in sorted(s.kinds.items())
+def scores_table(scores: Sequence[Score], days: float) -> RenderableType:
+    """Return a row for each node, and how many of them are lemons."""
+    numbers = ("p", "ratio", "least", "failed", "expected", "hours")
+    rows = [
+        (
+            one_line(s.node),
+            "yes" if s.is_lemon else "",
+            f"{s.p:.2g}",
+            "-" if s.ratio is None else f"{s.ratio:.1f}",
+            "-" if s.least is None else f"{s.least:.1f}",
+            f"{s.blame:.2f}",
+            f"{s.expected:.2f}",
+            f"{s.hours:.0f}" if s.hours >= MANY_HOURS else f"{s.hours:.2f}",
+            ", ".join(
+                f"{kind} {times} times" if times > 1 else kind for kind, times in sorted(s.kinds.items())
+            ),
         )
-        hours = f"{s.hours:.0f}" if s.hours >= MANY_HOURS else f"{s.hours:.2f}"
-        lines.append(
-            f"{node:16} {'yes' if s.is_lemon else '':5} {s.p:9.2g} {ratio:>7} {least:>6} {s.blame:7.2f} "
-            f"{s.expected:7.2f} {hours:>7}  {kinds}".rstrip()
-        )
+        for s in scores
+    ]
+    table = told_table(("node", "lemon", *numbers, "what"), rows, right=numbers)
     found = sum(s.is_lemon for s in scores)
     fail = "fails" if found == 1 else "fail"
     nodes = count(len(scores), "node")
-    lines.append(f"{nodes} in {days:g} days, {found} {fail} more often than chance explains")
-    return "\n".join(lines)
+    return Group(table, f"{nodes} in {days:g} days, {found} {fail} more often than chance explains")
 
 
 def _timeline_text(entries: Mapping[str, Sequence[HistoryEntry]]) -> str:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
+from rich.console import RenderableType
+
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import (
     Commands,
@@ -26,9 +28,10 @@ from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.database import remove_cache
 from slurm_robust.sandbox.heal import heal
 from slurm_robust.sandbox.sandbox import check_root, sandbox_names
-from slurm_robust.sandbox.status import read_status, sandbox_line, status_table
+from slurm_robust.sandbox.status import SandboxStatus, read_status, sandbox_line
 from slurm_robust.sandbox.teardown import take_down
-from slurm_robust.terminal.console import Bar, show
+from slurm_robust.terminal.console import Bar, plain_table, show
+from slurm_robust.util.text import one_line
 
 # Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
@@ -227,8 +230,20 @@ def _register_views(commands: Commands) -> None:
 
 def _status(args: argparse.Namespace) -> int:
     status = read_status(_attach(args))
-    print(status.to_json() if args.json else status_table(status))
+    show(status.document(), lambda _: status_table(status), json=args.json)
     return ExitCode.SUCCESS if status.healthy else 1
+
+
+def status_table(status: SandboxStatus) -> RenderableType:
+    """Return a row for each node."""
+    table = plain_table("node", "address", "power", "network", "Slurm", "daemons", "reason")
+    for node in status.nodes:
+        power, cable = ("on" if node.on else "off"), ("plugged" if node.connected else "cut")
+        daemons = ", ".join(node.daemons) or "-"
+        table.add_row(
+            node.name, node.address, power, cable, node.state or "-", daemons, one_line(node.reason)
+        )
+    return table
 
 
 def _list(args: argparse.Namespace) -> int:

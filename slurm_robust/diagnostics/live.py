@@ -218,7 +218,10 @@ def stacks(
 ) -> int:
     """Print the stacks of a running job. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NotLive`."""
     job = LiveJob(
-        name, job_dir, "'srobust incident JOB N --stacks' shows the stacks that were taken at an incident"
+        name,
+        job_dir,
+        f"'srobust incidents {one_line(name)}' lists its incidents; 'srobust incident {one_line(name)} N "
+        "--stacks' shows the stacks that were taken at one of them",
     )
     world = job.state.world.placement.world_size
     if wrong := [rank for rank in ranks if not 0 <= rank < world]:

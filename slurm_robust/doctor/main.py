@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
+from rich.console import Group, RenderableType
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.gather import DoctorRequest, gather
@@ -20,12 +21,14 @@ from slurm_robust.model.journal import JournalDamaged, read
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.select import make_client
-from slurm_robust.terminal.console import show
+from slurm_robust.terminal.console import Wrapped, show
 from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.util.text import as_json, one_line
 
 FOUND = 1
 """The exit code of a report with something bad."""
+
+_INDENT = " " * 11
 
 
 class HazardReport(Record):
@@ -88,30 +91,35 @@ def saved_s(job_id: int) -> float | None:
     return next(took, None)
 
 
-def render(report: HazardReport, *, verbose: bool) -> str:
-    """Render for a person."""
-    return "\n".join(_lines(report, verbose=verbose))
+def render(report: HazardReport, *, verbose: bool) -> RenderableType:
+    """Return the whole screen."""
+    return Group(*_lines(report, verbose=verbose))
 
 
-def _lines(report: HazardReport, *, verbose: bool) -> Iterator[str]:
+def _lines(report: HazardReport, *, verbose: bool) -> Iterator[RenderableType]:
     for hazard in report.hazards:
         if hazard.level in (Level.BAD, Level.NOTE) or verbose:
             label = "BAD" if hazard.level is Level.BAD else hazard.level.value
             place = f"line {hazard.script_line}, " if hazard.script_line is not None else ""
-            yield f"{label:>7}  {place}{hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
+            text = f"{label:>7}  {place}{hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
+            yield Wrapped(text, _INDENT)
             if hazard.why:
-                yield f"           why: {hazard.why}"
-                yield f"           fix: {hazard.fix}"
+                yield _told(f"why: {hazard.why}")
+                yield _told(f"fix: {hazard.fix}")
             if hazard.source and verbose:
-                yield f"           source: {hazard.source}"
+                yield _told(f"source: {hazard.source}")
     if report.ends:
         yield "at its end Slurm leaves a job, to save what only memory has:"
     for end in report.ends:
-        yield f"           {end}"
+        yield _told(end)
     for part in report.unseen:
-        yield f"not seen: {one_line(part, None)}"
+        yield Wrapped(f"not seen: {one_line(part, None)}", _INDENT)
     if report.options_line:
         yield "a line for the batch script, above its first command:"
-        yield report.options_line
+        yield Wrapped(report.options_line, "#SBATCH ")  # as sbatch reads more than one
     counts = (f"{len(report.of(level))} {level.value}" for level in Level)
-    yield f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}"
+    yield Wrapped(f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}", _INDENT)
+
+
+def _told(text: str) -> RenderableType:
+    return Wrapped(_INDENT + text, _INDENT + " " * len("why: "))

@@ -17,7 +17,7 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.updates import UpdateBook, UpdateRow
 from slurm_robust.model.verdicts import drill_of, leading
-from slurm_robust.util.text import fold_ranks
+from slurm_robust.util.text import fold_ranks, one_line
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the report: a drill, a lost spare, a node that
@@ -136,15 +136,22 @@ class NoSuchIncident(SrobustError):
     """The journal has no incident of that number."""
 
     exit_code = ExitCode.NO_INPUT
-    fix = "'srobust incidents JOB' lists them"
 
 
-def find_report(directory: JobDirectory, reports: Iterable[IncidentReport], number: int) -> IncidentReport:
-    """Return the report of this number on the job of ``directory``. Raises :class:`NoSuchIncident`."""
+def find_report(
+    directory: JobDirectory, reports: Iterable[IncidentReport], number: int, name: str
+) -> IncidentReport:
+    """Return the report of this number on the job of ``directory``, which a person calls ``name``.
+
+    Raises :class:`NoSuchIncident`.
+    """
     every = {report.number: report for report in reports}
     if number not in every:
         those = f"it has {fold_ranks(every)}" if every else "it has none"
-        raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")
+        raise NoSuchIncident(
+            f"{directory.path} has no incident {number}; {those}",
+            fix=f"'srobust incidents {one_line(name)}' lists them",
+        )
     return every[number]
 
 

@@ -75,6 +75,7 @@ def beginning(
     layouts: Mapping[int, str],
     layout: ParallelLayout,
     *,
+    job_id: int,
     place: str,
     in_memory: Collection[CheckpointId] = (),
 ) -> Beginning:
@@ -117,7 +118,7 @@ def beginning(
         mend = f"bring the folder back{where}"
         fix = f"{mend}, or name another one in the configuration (checkpoint.directory)"
     elif usable:
-        mend = fix = "'srobust checkpoint verify JOB' says what is damaged; bring that back"
+        mend = fix = f"'srobust checkpoint verify {job_id}' says what is damaged; bring that back"
     else:
         mend = fix = "make storage writable"
     fix = f"{fix}; then requeue the job, or submit it again; {ANEW}"

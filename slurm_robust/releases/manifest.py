@@ -26,7 +26,7 @@ class DamagedRelease(SrobustError):
     """The files of a release are not what it was taken of."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, fix="take the code again: srobust update JOB")
+        super().__init__(text, fix="take the code again: 'srobust update' does, for this job")
 
 
 class CodeFile(Record):

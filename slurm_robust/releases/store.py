@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -35,10 +36,10 @@ _ENV = msgspec.json.Decoder(dict[str, str])
 
 
 class NoRelease(SrobustError):
-    """No release, or more than one, has this name."""
+    """No release of the job in the folder ``job``, or more than one, has this name."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, fix="srobust releases JOB lists them")
+    def __init__(self, text: str, job: Path) -> None:
+        super().__init__(text, fix=f"'srobust releases {shlex.quote(str(job))}' lists them")
 
 
 class ReleaseStore:
@@ -58,7 +59,7 @@ class ReleaseStore:
             check_own_folder(path.parent)
             data = read_ours(path)
         except FileNotFoundError:
-            raise NoRelease(f"there is no release {name} in {self.folder}") from None
+            raise self._none(f"there is no release {name} in {self.folder}") from None
         release = decoded(_RELEASE, data, lambda why: DamagedRelease(f"{path} cannot be read: {why}"))
         if release.name != name:
             raise DamagedRelease(f"{path} is of release {release.name}")
@@ -78,12 +79,12 @@ class ReleaseStore:
         """Return the release whose name begins so. Raises :class:`NoRelease`, ``DamagedRelease``."""
         wanted = prefix.strip().lower()
         if len(wanted) < MIN_PREFIX:
-            raise NoRelease(f"{prefix!r} is no name of a release: give {MIN_PREFIX} digits of it at least")
+            raise self._none(f"{prefix!r} is no name of a release: give {MIN_PREFIX} digits of it at least")
         found = [name for name in self.names() if name.startswith(wanted)]
         if not found:
-            raise NoRelease(f"no release has a name that begins with {prefix!r}")
+            raise self._none(f"no release has a name that begins with {prefix!r}")
         if len(found) > 1:
-            raise NoRelease(f"{prefix!r} is the beginning of several names: {some_of(found)}")
+            raise self._none(f"{prefix!r} is the beginning of several names: {some_of(found)}")
         return self.read(found[0])
 
     def archive(self, name: str) -> Path:
@@ -189,9 +190,12 @@ class ReleaseStore:
             return None
         return release
 
+    def _none(self, text: str) -> NoRelease:
+        return NoRelease(text, self.folder.parent)
+
     def _file(self, name: str, file: str) -> Path:
         if not _is_name(name):
-            raise NoRelease(f"{name!r} is no name of a release")
+            raise self._none(f"{name!r} is no name of a release")
         return self.folder / name / file
 
     def _make(self) -> None:

@@ -16,7 +16,7 @@ from slurm_robust.evidence import incident_text
 from slurm_robust.evidence import stacks as stack_text
 from slurm_robust.evidence.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
-from slurm_robust.evidence.incidents import IncidentReport, NoSuchIncident, find_report
+from slurm_robust.evidence.incidents import IncidentReport, find_report
 from slurm_robust.evidence.stacks import SavedStacks
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
@@ -174,17 +174,17 @@ def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, jo
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
     slurm = make_slurm()
     directory = find(name, job_dir, slurm)
-    try:
-        found = gather(directory, *_load(directory, slurm), number)
-    except NoSuchIncident as error:
-        raise NoSuchIncident(str(error), fix=f"'srobust incidents {one_line(name)}' lists them") from None
+    found = gather(directory, *_load(directory, slurm), number, name)
     show(found, partial(render, logs=logs, stacks=stacks), json=json)
     return 0
 
 
-def gather(directory: JobDirectory, job: JobView, state: str, number: int) -> Bundle:
-    """Return one incident and the contents of its folder. Raises :class:`NoSuchIncident`."""
-    report = find_report(directory, job.incidents, number)
+def gather(directory: JobDirectory, job: JobView, state: str, number: int, name: str) -> Bundle:
+    """Return one incident of a job that a person calls ``name``, and the contents of its folder.
+
+    Raises :class:`NoSuchIncident`.
+    """
+    report = find_report(directory, job.incidents, number, name)
     folder = folder_of(directory, number)
     damaged: dict[str, str] = {}
     return Bundle(

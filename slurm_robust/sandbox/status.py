@@ -12,7 +12,6 @@ from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import Sandbox
 from slurm_robust.sandbox.services import head_services, node_services
-from slurm_robust.util.text import as_json
 
 SINFO_TIMEOUT_S = 15.0
 
@@ -51,9 +50,9 @@ class SandboxStatus:
             for node in self.nodes
         )
 
-    def to_json(self) -> str:
-        """Encode it as one JSON object."""
-        return as_json(asdict(self) | {"healthy": self.healthy})
+    def document(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return asdict(self) | {"healthy": self.healthy}
 
 
 def read_status(sandbox: Sandbox) -> SandboxStatus:
@@ -126,15 +125,3 @@ def _daemons(sandbox: Sandbox, node: str) -> tuple[str, ...]:
     known = head_services() if node == HEAD else node_services(node)
     running = {procs.daemon_name(child) for child in procs.children(sandbox.node_pid(node)) if child.is_live}
     return tuple(name for name in known if name in running)
-
-
-def status_table(status: SandboxStatus) -> str:
-    """Return the record as a table for people."""
-    rows = [("NODE", "ADDRESS", "POWER", "NETWORK", "SLURM", "DAEMONS", "REASON")]
-    for node in status.nodes:
-        power, cable = ("on" if node.on else "off"), ("plugged" if node.connected else "cut")
-        daemons = ",".join(node.daemons) or "-"
-        rows.append((node.name, node.address, power, cable, node.state or "-", daemons, node.reason))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

@@ -81,7 +81,7 @@ def main(name: str, number: int, target: Path, *, anonymous: bool, job_dir: str 
     slurm = make_slurm()
     directory = find(name, job_dir, slurm)
     events = load_events(directory)
-    report = find_report(directory, incident_reports(events), number)
+    report = find_report(directory, incident_reports(events), number, name)
     with Bar("gathering evidence"):
         nbytes = write_archive(directory, report, events, target, slurm, anonymous=anonymous)
     more = "neither secrets nor names" if anonymous else "no secrets, but names (--anonymous replaces them)"

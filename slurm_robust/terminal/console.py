@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 import threading
@@ -230,6 +231,35 @@ class Paste:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(1, min(options.max_width, cell_len(self._command)))
+
+
+class Wrapped:
+    """A line that a terminal shows in as many as it needs, each after the first behind ``indent``.
+
+    Where there is no terminal, it is one line.
+    """
+
+    def __init__(self, line: str, indent: str) -> None:
+        self._line, self._indent = line, indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not console.is_terminal:
+            yield Text(self._line, no_wrap=True, overflow="ignore")
+            return
+        lines = textwrap.wrap(
+            _QUOTED.sub(lambda quoted: quoted.group().replace(" ", _KEPT), self._line),
+            max(MIN_WIDTH, options.max_width),
+            subsequent_indent=self._indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines:
+            yield Text(line.replace(_KEPT, " "), overflow="fold")
+
+
+_QUOTED = re.compile(r"(?<!\w)'[^']+'(?!\w)")
+"""A command in a sentence, which is copied more easily from one line; apostrophes begin none."""
+_KEPT = "\N{NO-BREAK SPACE}"
 
 
 class ByWidth:

@@ -214,6 +214,7 @@ class Checkpoints:
             self.storage.listed or (),
             state.world.layouts,
             self._context.layout,
+            job_id=state.job_id,
             place=place,
             in_memory=self.copies.of_other_ranks(now),
         )

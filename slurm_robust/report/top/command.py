@@ -36,7 +36,7 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
     Raises ``NoSuchJob``, :class:`NoScreen`.
     """
     if not json:
-        need("textual", "srobust top", instead="srobust status JOB --watch")
+        need("textual", "srobust top", instead=_instead(names))
         check_terminal(names)
     slurm = make_slurm()
     found = directories(names, job_dir, slurm)
@@ -45,8 +45,13 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
         views = [look_through(feed) for feed in feeds]
         print_json(views[0] if len(names) == 1 else views, lambda _: "", json=True)
         return ExitCode.JOURNAL if any(view.trouble for view in views) else ExitCode.SUCCESS
-    show(feeds)
+    show(feeds, _instead(names))
     return 0
+
+
+def _instead(names: Sequence[str]) -> str:
+    """Return the command that needs no cursor; without a job it names that of the caller."""
+    return " ".join(("srobust status", *names[:1], "--watch"))
 
 
 def look_through(feed: JobFeed) -> LiveView:
@@ -57,31 +62,30 @@ def look_through(feed: JobFeed) -> LiveView:
     return view
 
 
-def show(feeds: Sequence[JobFeed]) -> None:
-    """Run the screen. Raises :class:`NoScreen` if it fails."""
+def show(feeds: Sequence[JobFeed], instead: str) -> None:
+    """Run the screen. Raises :class:`NoScreen`, which names ``instead``, if it fails."""
     from slurm_robust.report.top.app import Top
 
     app = Top(feeds)
     app.run(mouse=False)
     if app.return_code:
-        raise NoScreen("the screen has failed, see above", fix="srobust status JOB --watch needs less")
+        raise NoScreen("the screen has failed, see above", fix=f"'{instead}' needs less")
 
 
 def check_terminal(names: Sequence[str]) -> None:
     """Raise :class:`NoScreen` if the cursor cannot be moved."""
-    job = names[0] if names else "JOB"
-    instead = f"srobust status {job} --watch"
+    as_json = " ".join(("srobust top", *names, "--json"))
     # Textual writes to standard error.
     streams = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
     for name, stream in streams.items():
         if stream is None or not stream.isatty():
             raise NoScreen(
                 f"standard {name} is no terminal",
-                fix=f"run srobust top in a terminal (ssh -t); for a script: srobust top {job} --json",
+                fix=f"run srobust top in a terminal (ssh -t); for a script: {as_json}",
             )
     term = os.environ.get("TERM", "")
     if term in DUMB:
-        raise NoScreen(f"this terminal cannot move its cursor (TERM={term or 'unset'})", fix=instead)
+        raise NoScreen(f"this terminal cannot move its cursor (TERM={term or 'unset'})", fix=_instead(names))
 
 
 def directories(names: Sequence[str], job_dir: str | None, slurm: SlurmClient) -> list[JobDirectory]:

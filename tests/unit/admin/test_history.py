@@ -12,13 +12,13 @@ from slurm_robust.admin.history import (
     History,
     HistoryEntry,
     LogUnreadable,
-    _scores_text,
     failures_of,
     fault_kind,
     gather,
     joined,
     own_log,
     read_log,
+    scores_table,
     timeline,
     work_of,
 )
@@ -29,6 +29,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.errors import InvalidNode
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.terminal.console import show
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import records
@@ -234,10 +235,14 @@ def test_a_node_that_reboots_before_it_is_back_has_failed_once() -> None:
     ]
 
 
-def test_scores_of_nodes_that_worked_minutes_show_them_and_count_in_words() -> None:
+def test_scores_of_nodes_that_worked_minutes_show_them_and_count_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     minutes = Score(node="n1", hours=0.05, blame=2, expected=1, kinds={"node rebooted by itself": 2})
     days = Score(node="n2", hours=123.4, blame=0, expected=1)
-    _, first, second, total = _scores_text([minutes, days], days=28).splitlines()
+    show(scores_table([minutes, days], days=28), lambda shown: shown, json=False)
+    heads, first, second, total = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["node", "lemon", "p", "ratio", "least", "failed", "expected", "hours", "what"]
     assert first.endswith("0.05  node rebooted by itself 2 times")
     assert second.endswith(" 123")
     assert total == "2 nodes in 28 days, 0 fail more often than chance explains"

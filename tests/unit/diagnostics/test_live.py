@@ -227,7 +227,7 @@ def test_a_job_that_has_ended_says_where_its_stacks_are(
     assert main(["stacks", str(directory.path)]) == ExitCode.NO_INPUT
     said = capsys.readouterr().err
     assert "job 1 has ended: all ranks are done" in said
-    assert "srobust incident JOB N --stacks" in said
+    assert f"srobust incident {directory.path} N --stacks" in said
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 
 from slurm_robust.cli.main import main
 from slurm_robust.doctor.main import HazardReport, render
@@ -24,8 +25,16 @@ def report(*, clean: bool = False) -> HazardReport:
     return HazardReport(host="n1", hazards=apply_all(RULES, facts), unseen=("the job: give one",))
 
 
+def shown(*, verbose: bool, width: int = 0) -> str:
+    """The report in a terminal of ``width``; 0: in none."""
+    screen = Console(width=width or 100, force_terminal=bool(width), color_system=None, highlight=False)
+    with screen.capture() as capture:
+        screen.print(render(report(), verbose=verbose), crop=bool(width))
+    return capture.get()
+
+
 def test_a_person_sees_what_is_wrong_and_why() -> None:
-    lines = render(report(), verbose=False).splitlines()
+    lines = shown(verbose=False).splitlines()
     assert lines[0].startswith(
         "    BAD  nccl.interfaces: NCCL_SOCKET_IFNAME is ib0 BAD nothing, and this node has"
     )
@@ -38,9 +47,19 @@ def test_a_person_sees_what_is_wrong_and_why() -> None:
 
 
 def test_a_verbose_report_names_every_rule_and_its_source() -> None:
-    text = render(report(), verbose=True)
+    text = shown(verbose=True)
     assert all(rule.name in text for rule in RULES)
     assert "source: slurm.conf(5) SlurmdTimeout" in text
+
+
+def test_on_a_terminal_no_line_is_longer_than_it_and_the_rest_stands_below_its_beginning() -> None:
+    lines = shown(verbose=True, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    why = next(place for place, line in enumerate(lines) if line.startswith(" " * 11 + "why: "))
+    below = lines[why + 1]
+    assert below.startswith(" " * 16)
+    assert below[16] != " "
+    assert max(map(len, shown(verbose=True).splitlines())) > 80, "a program gets each finding in one line"
 
 
 @pytest.fixture

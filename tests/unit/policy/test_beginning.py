@@ -21,7 +21,7 @@ def found(
     layouts: dict[int, str] | None = None,
     now: ParallelLayout | None = None,
 ) -> Beginning:
-    return beginning(sealed, stored, listed, layouts or {}, now or layout(4), place="/shared/c")
+    return beginning(sealed, stored, listed, layouts or {}, now or layout(4), job_id=4711, place="/shared/c")
 
 
 def test_without_any_checkpoint_a_training_begins() -> None:
@@ -64,8 +64,8 @@ def test_a_step_that_is_there_but_cannot_be_used_is_named_with_its_fix() -> None
     on_storage = found({1: 24}, stored=ref(1, 24), listed=(ref(1, 24),))
     assert on_storage.reasons == ("gen-0001/step-00000024 is on storage, but cannot be used",)
     assert "the folder" not in on_storage.fix
-    assert "srobust checkpoint verify" in on_storage.fix
-    in_memory = beginning({1: 24}, None, (), {}, layout(4), place="", in_memory=(ref(1, 24),))
+    assert "srobust checkpoint verify 4711" in on_storage.fix
+    in_memory = beginning({1: 24}, None, (), {}, layout(4), job_id=4711, place="", in_memory=(ref(1, 24),))
     assert in_memory.may is May.UNUSABLE
     assert in_memory.fix.startswith("make storage writable; then requeue")
 

@@ -52,7 +52,7 @@ def test_the_beginning_of_a_name_is_enough(three: ReleaseStore, prefix: str) -> 
 def test_a_name_that_is_not_one_release_is_refused(three: ReleaseStore, prefix: str, why: str) -> None:
     with pytest.raises(NoRelease, match=why) as refused:
         three.resolve(prefix)
-    assert "srobust releases" in refused.value.fix
+    assert f"srobust releases {three.folder.parent}" in refused.value.fix
 
 
 @pytest.mark.parametrize("name", ["..", "../7", "x" * 12, "", "3f2a91c04b7d/.."])

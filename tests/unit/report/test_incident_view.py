@@ -58,7 +58,7 @@ def is_golden(name: str, text: str) -> None:
 
 
 def shown(directory: JobDirectory, events: list[ev.AnyEvent], number: int, width: int = 80) -> str:
-    found = incident_view.gather(directory, JobView(events=events), "stopped", number)
+    found = incident_view.gather(directory, JobView(events=events), "stopped", number, "7")
     found = msgspec.structs.replace(found, folder=f"JOB/incidents/{number:03d}")
     return re.sub(r"\d+ kB", "N kB", screen(incident_view.render(found), width))
 
@@ -218,9 +218,9 @@ def test_what_was_only_observed_is_not_reported_as_done(tmp_path: Path) -> None:
 
 def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
-        incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.whole()), "", 9)
+        incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.whole()), "", 9, "7")
     with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 1; it has none$"):
-        incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.start()), "", 1)
+        incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.start()), "", 1, "7")
 
 
 def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:

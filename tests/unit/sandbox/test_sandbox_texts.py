@@ -20,8 +20,9 @@ from slurm_robust.sandbox.faults import Faults, PlantedFault
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import missing_packages
 from slurm_robust.sandbox.services import head_services, node_services, service
-from slurm_robust.sandbox.status import NodeStatus, SandboxStatus, status_table
+from slurm_robust.sandbox.status import NodeStatus, SandboxStatus
 from slurm_robust.sandbox.view import SandboxView
+from slurm_robust.terminal.console import show
 
 CONFIG = SandboxConfig(nodes=2)
 
@@ -80,9 +81,10 @@ def test_a_broken_node_makes_the_sandbox_unhealthy(changes: dict[str, object]) -
     assert SandboxStatus("x", "/x", (node("n1"), node("n2", state="mixed"))).healthy
 
 
-def test_the_table_has_a_line_per_node() -> None:
-    lines = status_table(SandboxStatus("x", "/x", (node("n1", reason="broken fan"),))).splitlines()
-    assert lines[0].split() == ["NODE", "ADDRESS", "POWER", "NETWORK", "SLURM", "DAEMONS", "REASON"]
+def test_the_table_has_a_line_per_node(capsys: pytest.CaptureFixture[str]) -> None:
+    show(SandboxStatus("x", "/x", (node("n1", reason="broken fan"),)), cli.status_table, json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["node", "address", "power", "network", "Slurm", "daemons", "reason"]
     assert lines[1].split() == ["n1", "10.77.0.11", "on", "plugged", "idle", "slurmd", "broken", "fan"]
 
 

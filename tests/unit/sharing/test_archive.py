@@ -107,14 +107,17 @@ def test_a_job_that_slurm_has_forgotten_has_findings_of_its_site_and_software(
     job: JobDirectory, tmp_path: Path
 ) -> None:
     target, events = tmp_path / "fault.tar.gz", load_events(job)
-    report = find_report(job, incident_reports(events), 1)
+    report = find_report(job, incident_reports(events), 1, "7")
     write_archive(job, report, events, target, FakeSlurm(), anonymous=False)
     assert json.loads(packed(target)["doctor.json"])["hazards"]
 
 
-def test_an_incident_that_is_not_there_makes_no_archive(job: JobDirectory, tmp_path: Path) -> None:
+def test_an_incident_that_is_not_there_makes_no_archive(
+    job: JobDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "fault.tar.gz"
     assert main(["incident", str(job.path), "9", "--bundle", str(target)]) == ExitCode.NO_INPUT
+    assert f"fix: 'srobust incidents {job.path}' lists them" in capsys.readouterr().err
     assert main(["incident", str(job.path), "1", "--anonymous"]) == ExitCode.USAGE
     assert main(["doctor", "--anonymous"]) == ExitCode.USAGE
     assert not target.exists()

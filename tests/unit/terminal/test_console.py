@@ -113,6 +113,19 @@ def test_a_table_on_a_terminal_has_a_line_below_its_head(monkeypatch: pytest.Mon
     assert len(shown) > 6
 
 
+def test_a_line_that_is_wrapped_keeps_a_command_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    line = "fix: the job's owner writes 'scontrol update JobId=7' or another's"
+    for out, shown in (
+        (Terminal(), "fix: the job's owner writes\n     'scontrol update JobId=7' or\n     another's\n"),
+        (io.StringIO(), f"{line}\n"),
+    ):
+        with contextlib.redirect_stdout(out):
+            console.show(console.Wrapped(line, " " * 5), lambda it: it, json=False)
+        assert out.getvalue() == shown
+
+
 def test_all_tables_are_of_one_kind() -> None:
     """What draws a table by itself would draw it in a pipe, too."""
     package = Path(console.__file__).parents[1]
