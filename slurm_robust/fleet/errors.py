@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.libraries import pip_line
+from slurm_robust.model.libraries import how_to_install
 
 
 class NoLibrary(SrobustError):
@@ -11,10 +11,10 @@ class NoLibrary(SrobustError):
 
     exit_code = ExitCode.REFUSED
 
-    fix = pip_line("sqlalchemy")
-
     def __init__(self, name: str) -> None:
-        super().__init__(f"the fleet index needs {name}, which is not installed")
+        super().__init__(
+            f"the fleet index needs {name}, which is not installed", fix=how_to_install(name.lower())
+        )
 
 
 class NoIndex(SrobustError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from slurm_robust.home import is_packaged
 from slurm_robust.model.errors import ExitCode, SrobustError
 
 EXTRAS = {
@@ -28,6 +29,21 @@ def pip_line(library: str) -> str:
     return f"pip install 'slurm_robust[{EXTRAS[library]}]'"
 
 
+def how_to_install(library: str) -> str:
+    """Return what brings ``library`` to this very program.
+
+    The program of a .deb or .rpm sees only the modules that the package brings: no package of the
+    distribution and no pip adds one.
+    """
+    line = pip_line(library)
+    if not is_packaged():
+        return line
+    return (
+        "this srobust is that of the node package, which no library can be added to; install another one beside "
+        f"it: python3 -m venv DIR && DIR/bin/{line}, and give the command to DIR/bin/srobust"
+    )
+
+
 def need(library: str, what: str, *, instead: str = "") -> None:
     """Raise :class:`MissingLibrary` if ``what`` cannot be done for want of ``library``.
 
@@ -38,5 +54,5 @@ def need(library: str, what: str, *, instead: str = "") -> None:
     except ValueError:
         is_there = False
     if not is_there:
-        fix = pip_line(library) + (f"; without it: {instead}" if instead else "")
+        fix = how_to_install(library) + (f"; without it: {instead}" if instead else "")
         raise MissingLibrary(f"{what} needs {library}, which is not installed", fix=fix)

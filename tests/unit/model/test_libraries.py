@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust import home
 from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.libraries import EXTRAS, need
@@ -21,7 +22,7 @@ def test_the_extra_brings_the_library(library: str, extra: str) -> None:
     assert f'"{library}' in listed
 
 
-@pytest.mark.parametrize(
+NEEDING = pytest.mark.parametrize(
     ("argv", "library"),
     [
         ("top 4711", "textual"),
@@ -34,6 +35,9 @@ def test_the_extra_brings_the_library(library: str, extra: str) -> None:
         ("admin fleet forget --days 9", "sqlalchemy"),
     ],
 )
+
+
+@NEEDING
 def test_a_missing_library_is_named_first(
     argv: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +46,20 @@ def test_a_missing_library_is_named_first(
     said = capsys.readouterr().err
     assert f" needs {library}, which is not installed\n" in said
     assert f"fix: pip install 'slurm_robust[{EXTRAS[library]}]'" in said
+
+
+@NEEDING
+def test_the_node_package_sends_to_an_environment_of_its_own(
+    argv: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It sees its own modules alone: a bare ``pip install`` would change nothing."""
+    monkeypatch.setattr(home, "PACKAGE_TREE", Path(home.__file__).resolve().parent)
+    monkeypatch.setitem(sys.modules, library, None)
+    assert main(argv.split()) == ExitCode.REFUSED
+    said = capsys.readouterr().err
+    assert f" needs {library}, which is not installed\n" in said
+    assert f"DIR/bin/pip install 'slurm_robust[{EXTRAS[library]}]'" in said
+    assert "fix: pip install" not in said
 
 
 def test_a_library_that_is_there_is_not_imported() -> None:
