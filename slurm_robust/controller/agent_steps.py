@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +68,8 @@ class Srun(Record):
     restart_count: int
     let_go: bool = False
     """It is killed, and its agents live on."""
+    ended: float | None = None
+    """When a controller found that it had ended, in seconds since the boot of ``host``."""
 
     def poll(self) -> int | None:
         """Return None while it runs, then -1: only its parent knows the exit code."""
@@ -101,20 +104,25 @@ class _Output:
         path: Path,
         srun: _Process,
         nodes: tuple[str, ...],
-        together: tuple[str, ...] = (),
+        record: Srun | None,
+        ended_s: float = 0.0,
         container: Container = OUTSIDE,
     ) -> None:
-        """``nodes``: with agents of this step; ``together``: all nodes that the step began with."""
+        """``nodes``: with agents of this step; ``record``: of the srun; ``ended_s``: how long ago an earlier
+        controller found that it had ended.
+        """
         begins = f"see that what {container.key} names begins there ({page('containers.md')}); "
         self._fix = f"{begins if container.key else ''}all that was said is in {path}"
         self.path = path
-        self.together = together or nodes
+        self.record = record
+        self.together = record.nodes if record is not None else nodes
         self.is_let_go = False
         self.pid = srun.pid
         self.poll = srun.poll
         self.kill = srun.kill
         self.nodes = nodes
         self._nodes = nodes  # whose agents have not ended
+        self._ended_s = ended_s
         self._lines: list[str] = []
         self._aborts = False  # the whole step, one task after the other
         self._offset = 0
@@ -157,7 +165,8 @@ class _Output:
         if self._nodes and (together or code is not None):
             # The last line may have no end.
             said = [*self._lines, self._rest.decode(errors="replace")]
-            found.append(step_end(self._nodes, -1 if code is None else code, said))
+            end = step_end(self._nodes, -1 if code is None else code, said)
+            found.append(structs.replace(end, age_s=self._ended_s))
             self._nodes = ()
         return [self._with_fix(end) for end in found]
 
@@ -182,10 +191,12 @@ class AgentSteps:
         *,
         image: str = "",
         container_of: Callable[[str], Container] = lambda image: OUTSIDE,
+        since_boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         """``lent``: nodes of companions, and the container of ``image``. ``container_of``: that of any image;
         "" is that of the job's configuration.
         """
+        self._since_boot = since_boot
         self._slurm = slurm
         self._allocation = allocation
         self._lent = lent or Lent(allocation)
@@ -226,8 +237,10 @@ class AgentSteps:
                     raise
                 failed.update(dict.fromkeys(request.nodes, str(error)))
                 continue
-            self._outputs.append(_Output(path, handle, request.nodes, container=self._lent.container))
-            self._leave_record(path, handle.pid, request.nodes)
+            record = self._record(handle.pid, request.nodes)
+            output = _Output(path, handle, request.nodes, record, container=self._lent.container)
+            self._outputs.append(output)
+            self._leave_record(output)
         return failed
 
     def adopt(self) -> None:
@@ -243,24 +256,31 @@ class AgentSteps:
             nodes = tuple(node for node in srun.nodes if node not in known)
             known.update(nodes)
             log = path.with_suffix(".log")
-            output = _Output(log, srun, nodes, srun.nodes, container=self._lent.container)
+            ended_s = 0.0 if srun.ended is None else max(0.0, self._since_boot() - srun.ended)
+            output = _Output(log, srun, nodes, srun, ended_s, container=self._lent.container)
             self._outputs.insert(0, output)
             if srun.let_go:
                 output.let_go()
 
-    def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...], *, let_go: bool = False) -> None:
+    def _record(self, pid: int, nodes: tuple[str, ...]) -> Srun | None:
         if (srun := proc.read_process(pid)) is None:
-            return
-        record = Srun(
+            return None
+        return Srun(
             host=os.uname().nodename,
             pid=pid,
             begun=srun.begun,
             nodes=nodes,
             restart_count=self._allocation.restart_count,
-            let_go=let_go,
         )
+
+    def _leave_record(self, output: _Output, **changes: bool | float) -> None:
+        """Write the record of the srun, with ``changes``, for the next controller. Touches shared storage."""
+        if output.record is None:
+            return
+        output.record = structs.replace(output.record, **changes)
         with suppress(OSError):  # only another controller needs it
-            write_atomically(path.with_suffix(".json"), msgspec.json.encode(record), durable=False)
+            path = output.path.with_suffix(".json")
+            write_atomically(path, msgspec.json.encode(output.record), durable=False)
 
     def let_go(self, node: str) -> None:
         """Have Slurm end no agent when ``node``, which is dead, comes back.
@@ -271,7 +291,7 @@ class AgentSteps:
         for output in self._outputs:
             if node in output.together and len(output.together) > 1 and output.poll() is None:
                 # First, since the next controller would take the end of the srun for that of the agents.
-                self._leave_record(output.path, output.pid, output.together, let_go=True)
+                self._leave_record(output, let_go=True)
                 output.let_go()
 
     def ended(self) -> bool:
@@ -303,6 +323,9 @@ class AgentSteps:
             told = filter(None, map(_refusal, lines))
             refusals += (self._as_mounted(refusal) for refusal in told if refusal.node in output.nodes)
             ends += output.ends(lines, code)
+            if code is not None and output.record is not None and output.record.ended is None:
+                # Else each next controller would take this end for a new one, and wait for agents to follow.
+                self._leave_record(output, ended=self._since_boot())
         return News(refusals=tuple(refusals), ends=tuple(ends))
 
     def _as_mounted(self, refusal: Refusal) -> Refusal:

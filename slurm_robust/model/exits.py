@@ -108,6 +108,10 @@ class StepEnd(Record):
     """Nodes that the message itself holds responsible, with the message."""
     is_task: bool = False
     """The agent itself ended, and Slurm still reaches its node."""
+    killed: tuple[str, ...] = ()
+    """Nodes of a step that Slurm ended as a whole, of whose tasks it has reported the ends: none lives on."""
+    age_s: float = 0.0
+    """How long before this report an earlier controller saw the end; 0 if none did."""
 
 
 class Witness(Record):

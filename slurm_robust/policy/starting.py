@@ -48,10 +48,12 @@ def is_everywhere(refused: int, fit_spares: int, *, first: bool) -> bool:
 def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
     """Return whether ``node`` is silent due to the ``end`` of the srun of which its agent was a task.
 
-    ``heard_s``: seconds from that end to the agent's newest sign of life. That is not so if the agent lived
-    on or ended alone, or if srun names the node as the reason.
+    ``heard_s``: seconds from the report of that end to the agent's newest sign of life. That is not so if the
+    agent lived on or ended alone, or if srun names the node as the reason.
     """
-    return end is not None and not end.is_task and node not in end.named and heard_s <= LAST_S
+    if end is None or end.is_task or node in end.named:
+        return False
+    return heard_s + end.age_s <= LAST_S
 
 
 def may_yet_end(end: StepEnd, node: str, heard_s: float) -> bool:

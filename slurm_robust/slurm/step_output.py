@@ -137,7 +137,16 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
     if named:  # how the tasks on the other nodes ended then says nothing
         alone = {line.strip() for line in before_abort(lines)}
         messages = [line for line in messages if line in alone] or messages
-    return StepEnd(nodes=nodes, code=code, message=_joined(messages), outlook=outlook, fix=fix, named=named)
+    killed = tuple(node for end in task_ends(nodes, lines, ()) for node in end.nodes)
+    return StepEnd(
+        nodes=nodes,
+        code=code,
+        message=_joined(messages),
+        outlook=outlook,
+        fix=fix,
+        named=named,
+        killed=killed,
+    )
 
 
 def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str]) -> Iterator[StepEnd]:

@@ -155,8 +155,8 @@ class Stopping:
                 continue
             elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
                 self._lost.append(node)
-            elif not core.leaving and core.starts.ends((node,), now).agents:
-                self._lost.append(node)  # its workers die with the agent
+            elif not core.leaving and core.starts.ends((node,), now).sure:
+                self._lost.append(node)
             elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
             else:

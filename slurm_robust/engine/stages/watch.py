@@ -64,9 +64,12 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
     """Return the fault of silent nodes of the placement: one node, the network between them, or the step."""
-    ended = core.starts.ends(core.world.slots, now).steps
+    ends = core.starts.ends(core.world.slots, now)
+    ended = ends.steps
     silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
-    if silent_s > core.config.timings.node_dead_s:
+    # Agents may outlive their srun, and training with them: only their silence, or Slurm's word on each of
+    # them, shows that they have not.
+    if ends.killed or silent_s > core.config.timings.node_dead_s:
         detail = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
         return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
     found = unexplained_silence(core, since, now)

@@ -85,6 +85,13 @@ class AgentEnds:
     """Agents that ended for want of memory."""
     soon: set[str] = field(default_factory=set)
     """Agents that are heard and may end soon, since their step has."""
+    killed: set[str] = field(default_factory=set)
+    """Nodes of ``steps`` of whose agent Slurm itself has reported the end."""
+
+    @property
+    def sure(self) -> set[str]:
+        """All nodes whose agent Slurm itself has reported as ended: its workers die with it."""
+        return self.killed | self.agents.keys()
 
     @property
     def silent(self) -> dict[str, str]:
@@ -170,7 +177,7 @@ class AgentStarts:
         """Take in that an srun, or some of its tasks, ended: a living agent is heard again soon."""
         context = self._context
         is_over = context.state.ended is not None or context.state.requeueing is not None
-        if end.code and not (context.leaving or is_over):
+        if end.code and not (context.leaving or is_over or end.age_s):
             context.note(f"agents on {fold(end.nodes)} ended: {end.message}", "", now)
         for node in end.nodes:
             if not context.world.running:
@@ -268,8 +275,11 @@ class AgentStarts:
                 found.oom[node] = end.message
             if end.is_task and heard <= start.ended:
                 found.agents[node] = end.message
-            if went_with_step(end, node, heard - start.ended) and now.mono - heard > GRACE_S:
+            is_killed = node in end.killed and heard <= start.ended
+            is_silent = is_killed or now.mono - heard > GRACE_S
+            if is_silent and went_with_step(end, node, heard - start.ended):
                 found.steps[node] = end.message or f"srun ended with exit code {end.code}"
+                found.killed.update((node,) if is_killed else ())
             if view is not None and may_yet_end(end, node, heard - start.ended):
                 found.soon.add(node)
         return found

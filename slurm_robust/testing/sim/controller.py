@@ -229,11 +229,16 @@ class SimController:
         """Take in that the owner wants another release."""
         self._post(lambda: self._do(self.core.on_update_request(wish, self.now())))
 
-    def hear_step(self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool) -> None:
-        """Hear that the srun of agents, or one of its tasks, has ended with this output."""
+    def hear_step(
+        self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool, age_s: float = 0.0
+    ) -> None:
+        """Hear that the srun of agents, or one of its tasks, has ended with this output.
+
+        ``age_s``: how long ago an earlier controller heard it.
+        """
         ends = task_ends(nodes, lines, lines) if is_task else (step_end(nodes, code, lines),)
         for end in ends:
-            self._post(partial(self._on_step_end, end))
+            self._post(partial(self._on_step_end, structs.replace(end, age_s=age_s)))
 
     def hear_refusal(self, node: str, text: str, code: ExitCode = ExitCode.JOB_DIR) -> None:
         """Hear that the agent of ``node`` could not begin, and why; its srun ends.

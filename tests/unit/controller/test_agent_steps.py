@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.model.container import OUTSIDE, Container
 from slurm_robust.model.exits import StepEnd
+from slurm_robust.policy.starting import may_yet_end
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.process import kill_srun, spawn_detached
@@ -252,6 +254,30 @@ def test_the_next_controller_follows_the_sruns_of_the_one_before(sruns: RealSrun
     assert (of_next_run.news().ends, of_next_run.ended()) == ((), False)
 
 
+def test_the_end_of_an_srun_is_new_for_the_first_controller_that_sees_it_alone(
+    sruns: RealSruns, tmp_path: Path
+) -> None:
+    """Whose agents have outlived it waits for none of them to follow."""
+    allocation = sruns.allocation(sruns.submit(SubmitRequest(command=("x",), nodes=3)))
+    clock = [1000.0]
+    before, first, second = (
+        AgentSteps(sruns, allocation, ("agent",), tmp_path, since_boot=lambda: clock[0]) for _ in range(3)
+    )
+    before.start(NODES, 1)
+    (srun,) = sruns.sruns
+    srun.kill()
+    wait_for(lambda: srun.poll() is not None)
+    first.adopt()
+    assert [end.age_s for end in first.news().ends] == [0.0]
+    clock[0] += 60.0
+    assert first.news().ends == ()
+    second.adopt()
+    (end,) = second.news().ends
+    assert (end.nodes, end.age_s) == (NODES, 60.0)
+    assert may_yet_end(structs.replace(end, age_s=0.0), "n1", 1.0)
+    assert not may_yet_end(end, "n1", 1.0)
+
+
 def test_the_agents_beside_a_dead_node_live_when_it_comes_back(sruns: RealSruns, tmp_path: Path) -> None:
     """Their srun is killed, whose end is not theirs, under this controller and the next one."""
     job = sruns.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
@@ -304,7 +330,9 @@ def test_at_the_end_of_the_run_no_srun_is_left_not_even_one_that_an_earlier_cont
     world.steps.kill()
     assert world.srun.exit_code == -9
     srun = spawn_detached(["sleep", "600"], output=tmp_path / "step-000001-01.log", env={})
-    world.steps._leave_record(tmp_path / "step-000001-01.log", srun.pid, NODES)
+    record = world.steps._record(srun.pid, NODES)
+    assert record is not None
+    (tmp_path / "step-000001-01.json").write_bytes(msgspec.json.encode(record))
     other = AgentSteps(world.slurm, world.slurm.allocation(1), ("agent",), tmp_path)
     other.adopt()
     other.kill()

@@ -181,6 +181,48 @@ def test_a_controller_that_stood_still_when_the_agents_step_ended_blames_no_node
     restarted(sim)
 
 
+CANCELLED = (
+    "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-28T22:08:04 ***",
+    "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    "srun: error: n[1-3]: tasks 0-2: Killed",
+)
+
+
+def test_a_cancelled_step_of_which_slurm_reports_each_task_costs_no_wait_for_silence() -> None:
+    sim = trained(2, 1)
+    for node in ("n1", "n2", "n3"):
+        sim.agent_dies(node, told=False)
+    controller_of(sim).hear_step(("n1", "n2", "n3"), 137, CANCELLED, is_task=False)
+    begun = sim.now
+    sim.run_until(lambda: bool(sim.events(ev.Decided)), within_s=2.0)
+    assert sim.now - begun < 1.0, "neither the fault nor its workers are waited for"
+    restarted(sim)
+
+
+def test_agents_that_outlive_a_cancelled_step_of_which_slurm_reports_no_task_train_on() -> None:
+    sim = trained(2, 1)
+    controller_of(sim).hear_step(("n1", "n2", "n3"), 137, CANCELLED[:2], is_task=False)
+    sim.run(60.0)
+    assert (sim.stage, sim.events(ev.IncidentOpened)) == ("Running", [])
+
+
+@pytest.mark.parametrize(("age_s", "least_s", "most_s"), [(0.0, 25.0, 40.0), (60.0, 0.0, 8.0)])
+def test_a_launch_waits_for_agents_that_may_follow_their_srun_once_only(
+    age_s: float, least_s: float, most_s: float
+) -> None:
+    """The next controller finds the dead srun, too, and knows that its agents have outlived it."""
+    sim = trained(2, 1)
+    sim.controller_dies()
+    sim.run_until(lambda: sim.stage == "Running", within_s=10.0)
+    controller_of(sim).hear_step(("n1", "n2", "n3"), -9, (), is_task=False, age_s=age_s)
+    sim.run(1.0)
+    begun = sim.now
+    sim.kill_rank(1)
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=60.0)
+    assert least_s <= sim.now - begun <= most_s
+    restarted(sim)
+
+
 @pytest.mark.parametrize("apart_s", [0.0, 11.0])
 def test_the_end_of_an_agents_step_of_an_earlier_controller_blames_no_node(apart_s: float) -> None:
     sim = trained(2, 1)

@@ -93,6 +93,7 @@ def test_of_a_step_that_ends_for_one_node_the_reason_is_told_and_not_its_consequ
     end = step_end(NODES, 137, lines)
     assert end.named == {"n3": lines[1]}
     assert end.message == " | ".join(lines[1:3])
+    assert end.killed == ("n2", "n1")
 
 
 TRACEBACK = """\
