@@ -39,8 +39,8 @@ def how_to_install(library: str) -> str:
     if not is_packaged():
         return line
     return (
-        "this srobust is that of the node package, which no library can be added to; install another one beside "
-        f"it: python3 -m venv DIR && DIR/bin/{line}, and give the command to DIR/bin/srobust"
+        "no library can be added to this srobust, which is of the node package; install another beside it: "
+        f"python3 -m venv DIR && DIR/bin/{line}, and give the command to DIR/bin/srobust"
     )
 
 

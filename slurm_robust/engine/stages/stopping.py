@@ -153,9 +153,7 @@ class Stopping:
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
-            elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
-                self._lost.append(node)
-            elif not core.leaving and core.starts.ends((node,), now).sure:
+            elif self._is_lost(core, node, now):
                 self._lost.append(node)
             elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
@@ -167,6 +165,12 @@ class Stopping:
             self._is_slow_said = True
             self._say_slow(core, most_s, now)
         return done
+
+    def _is_lost(self, core: Core, node: str, now: Now) -> bool:
+        """Return whether ``node`` cannot say that its workers have stopped; those of an agent die with it."""
+        if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, self._since):
+            return True
+        return not core.leaving and node in core.starts.ends((node,), now).sure
 
     def _say_slow(self, core: Core, most_s: float, now: Now) -> None:
         over = (*self._lost, *self._stuck)
