@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from enum import Enum
 
 from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.updates import results
@@ -12,9 +11,10 @@ from slurm_robust.ledger.classes import Part
 from slurm_robust.ledger.summary import DRILL, WINDOW_S, Lost, Summary
 from slurm_robust.model.record import Record
 from slurm_robust.report.job_report import JobReport
+from slurm_robust.report.situation import Tone, not_saved, queue_text, state_text, tone_of
 from slurm_robust.trainings.jobs import ChapterState
-from slurm_robust.trainings.phase import CANCELLED, PREEMPTED, REQUEUED
-from slurm_robust.util.text import count, duration, one_line
+from slurm_robust.trainings.phase import CANCELLED, REQUEUED
+from slurm_robust.util.text import duration, one_line
 
 YOUNG_S = 2 * WINDOW_S
 """The ETTR of the last hour is a figure of its own, and a low ETTR a warning, from this age of a job on."""
@@ -26,22 +26,12 @@ OUTSIDE = "outside of incidents"
 """The cause of lost time that belongs to no incident: the first queue and start, checkpoints, updates."""
 
 
-class Tone(str, Enum):
-    """How much something needs a person."""
-
-    GOOD = "good"
-    WARNING = "warning"
-    BAD = "bad"
-    PLAIN = "plain"
-    """It says nothing of that."""
-
-
 class Banner(Record):
     """How a job stands, in one line."""
 
     tone: Tone
     text: str
-    """``Waits 40 s for 5 nodes``."""
+    """``Waits in Slurm's queue for 40 s for 5 nodes``."""
     more: str
     """The reason, and what to do; "" for nothing more."""
 
@@ -77,42 +67,39 @@ class LostRow(Record):
 
 
 def banner(report: JobReport) -> Banner:
-    """Return how the job stands."""
-    phase, reason = report.phase, report.reason
-    queued = [stage for stage in report.stages[-1:] if stage.part is Part.QUEUE]
-    lasts = duration(max(0.0, report.end - queued[0].begin)) if queued else ""
-    tone, text, more = Tone.PLAIN, phase.capitalize(), reason
+    """Return how the job stands, in the words of ``srobust status``."""
+    phase, more = report.phase, report.reason
     if phase in (REQUEUED, ChapterState.PENDING.value) or (report.waiting is not None and not report.ended):
-        tone, text, more = _waits(report, lasts)
-    elif phase == "training":
+        return _waits(report)
+    text = state_text(phase, report.exit_code)
+    if phase == "training":
         step = max((step for step in report.progress.step[-1:]), default=-1)
-        tone, text = Tone.GOOD, f"Training, step {step:,} is done" if step >= 0 else "Training"
+        text += f", step {step:,} is done" if step >= 0 else ""
         more = "" if report.slurm else "as of the end of the journal"
     elif phase == "recovering":
         opened = next((e for e in reversed(report.incidents) if e.row.status is IncidentStatus.OPEN), None)
-        took = f" for {duration(report.end - opened.begin)}" if opened is not None else ""
-        tone, text = Tone.WARNING, f"Recovers{took}"
-    elif phase in ("starting", "saving", "requeueing", PREEMPTED):
-        tone = Tone.WARNING
-    elif phase == "finished":
-        tone = Tone.GOOD
-    elif phase not in (CANCELLED, ChapterState.ENDED.value, ChapterState.GONE.value):
-        tone = Tone.BAD
-        text += f" with exit code {report.exit_code}" if report.exit_code is not None else ""
-    return Banner(tone=tone, text=one_line(text), more=one_line(more))
+        text += f" for {duration(report.end - opened.begin)}" if opened is not None else ""
+    elif phase == CANCELLED:
+        more = not_saved(report.reason)
+    return _banner(tone_of(phase), text, more)
 
 
-def _waits(report: JobReport, lasts: str) -> tuple[Tone, str, str]:
+def _banner(tone: Tone, text: str, more: str) -> Banner:
+    return Banner(tone=tone, text=one_line(text[:1].upper() + text[1:]), more=one_line(more))
+
+
+def _waits(report: JobReport) -> Banner:
     """Return what a job that is in Slurm's queue waits for, and the way out."""
-    found, nodes, more = report.waiting, "", [report.reason]
+    found, more = report.waiting, [report.reason]
     if found is not None:
-        least, most = found.least, max(found.least, found.most)
-        nodes = f" for {f'{least} to ' if most > least else ''}{count(most, 'node')}" if most > 0 else ""
-        places = found.describe(report.end).partition(": ")[2]
+        text, _, places = queue_text(found, report.end).partition(": ")
         more = [places or found.reason, found.advice, report.reason]
-    text = f"Waits {lasts}{nodes or ' in the queue'}" if lasts else "Waits in the queue"
-    has_begun = report.phase == REQUEUED
-    return Tone.BAD if has_begun else Tone.WARNING, text, "; ".join(filter(None, more))
+    else:
+        queued = [stage for stage in report.stages[-1:] if stage.part is Part.QUEUE]
+        lasts = f" for {duration(max(0.0, report.end - queued[0].begin))}" if queued else ""
+        text = f"waits in Slurm's queue{lasts}"
+    tone = Tone.BAD if report.phase == REQUEUED else Tone.WARNING
+    return _banner(tone, text, "; ".join(filter(None, more)))
 
 
 # -- figures ---------------------------------------------------------------------------------------

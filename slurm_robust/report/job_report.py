@@ -205,7 +205,7 @@ def job_report(
     summary = summarise(books, events)
     end = books.begin + books.wall_ms / 1000
     few, when = _without_steps(events, times)
-    job = JobView(events=few, is_over=slurm.ended, later=later)
+    job = JobView(events=few, is_over=slurm.ended, slurm=slurm.state, later=later)
     started, (phase, reason) = job.started, job.activity
     at = dict(zip(map(id, few), when, strict=True))
     notes = [*notes, *slurm.notes]

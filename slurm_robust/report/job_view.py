@@ -57,6 +57,8 @@ class JobView(Record, dict=True):
     events: Sequence[ev.AnyEvent]
     is_over: bool = False
     """Slurm has ended it, which the journal need not say."""
+    slurm: str = ""
+    """Slurm's state of it, if it has ended it; "" if that is not known."""
     later: Iterable[Sequence[ev.AnyEvent]] = ()
     """The journals of the jobs that came after it in its training, read once."""
 
@@ -73,7 +75,7 @@ class JobView(Record, dict=True):
     @cached_property
     def activity(self) -> tuple[str, str]:
         """What it does, and the reason."""
-        return phase_of(self.events, self.state, is_over=self.is_over)
+        return phase_of(self.events, self.state, is_over=self.is_over, slurm=self.slurm)
 
     @cached_property
     def incidents(self) -> list[IncidentReport]:

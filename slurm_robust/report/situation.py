@@ -1,20 +1,24 @@
 """What the person on call needs first: what is wrong, what is done about it, what they could do. Pure.
 
-``srobust status`` and ``srobust top`` show the same, and take the texts of the training itself from here.
+``srobust status`` and ``srobust top`` show the same, and take the texts of the training itself from here. The
+words for a job's state are here, too, for them and for the first line of a report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import Enum
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.live_status import LiveStatus, LiveTier, NodeState
 from slurm_robust.model.record import Record
-from slurm_robust.trainings.phase import CANCELLED, PREEMPTED, REQUEUED
+from slurm_robust.policy.leaving import cancelled
+from slurm_robust.trainings.jobs import ChapterState
+from slurm_robust.trainings.phase import CANCELLED, ENDED, PREEMPTED, REQUEUED
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import count, duration, first_sentence
+from slurm_robust.util.text import clock, count, duration, first_sentence
 
 LATE_FACTOR = 3.0
 """A step that takes this many times as long as usual is late."""
@@ -44,6 +48,56 @@ STAGES = {
 
 WORKING = ("training", "recovering", "starting")
 """Phases in which the job holds nodes for its ranks."""
+
+
+class Tone(str, Enum):
+    """How much something needs a person."""
+
+    GOOD = "good"
+    WARNING = "warning"
+    BAD = "bad"
+    PLAIN = "plain"
+    """It says nothing of that."""
+
+
+_TONES = {
+    "training": Tone.GOOD,
+    "finished": Tone.GOOD,
+    "stopped": Tone.BAD,
+    CANCELLED: Tone.PLAIN,
+    ENDED: Tone.PLAIN,
+    ChapterState.GONE.value: Tone.PLAIN,
+}
+
+
+def tone_of(phase: str) -> Tone:
+    """Return how much a job in this phase needs a person: a little, if it neither trains nor has ended."""
+    return _TONES.get(phase, Tone.WARNING)
+
+
+def state_text(phase: str, code: int | None = None, reason: str = "") -> str:
+    """Return ``training``, ``starting: for update 2``, ``cancelled (Ctrl-C), exit code 130``.
+
+    ``code``: the exit code of a run that has ended.
+    """
+    text = cancelled(code or 0) if phase == CANCELLED else phase
+    text += f": {reason}" if reason and phase != CANCELLED else ""
+    return text + (f", exit code {code}" if code is not None and phase != REQUEUED else "")
+
+
+def not_saved(order: str) -> str:
+    """Return what the end of a cancelled job says could not be saved: it follows the order."""
+    return order.partition("; ")[2]
+
+
+def queue_text(waits: PendingJob, now: float) -> str:
+    """Return ``waits in Slurm's queue for 8 min for 4 nodes: 2 nodes free (n[1,3]), n2 dead``."""
+    return f"waits in Slurm's queue {waits.describe(now)}"
+
+
+def cut_text(line: int, t: float) -> str:
+    """Return where a journal breaks off whose newest whole event is of time ``t``."""
+    return f"the journal breaks off in line {line} at {clock(t)}; later events are missing"
 
 
 class NextMove(Record):
@@ -110,7 +164,7 @@ def judge(seen: Seen, now: float) -> JobSituation:
 
 
 def _pending(seen: Seen, waits: PendingJob, now: float) -> JobSituation:
-    wrong = [f"waits in Slurm's queue {waits.describe(now)}"]
+    wrong = [queue_text(waits, now)]
     if seen.reason:
         wrong.append(first_sentence(seen.reason))
     if not waits.command:
@@ -148,8 +202,7 @@ def _ended(seen: Seen) -> JobSituation:
     if seen.phase == CANCELLED:
         again = "to go on from its newest checkpoint, submit it again with the same --training, or with "
         text = f"{again}'srobust run --from {seen.job_id}'"
-        # What follows the order is what could not be saved.
-        lost = seen.reason.partition("; ")[2]
+        lost = not_saved(seen.reason)
         advice = NextMove(text=text) if seen.saves else None
         return JobSituation(wrong=(lost,) if lost else (), grave=True, advice=advice)
     text = first_sentence(seen.reason, most=300)

@@ -41,7 +41,6 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
-from slurm_robust.policy.leaving import cancelled
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.incident_table import INCIDENT_STYLES
 from slurm_robust.report.job_view import JobView
@@ -50,11 +49,15 @@ from slurm_robust.report.situation import (
     JobSituation,
     JobSize,
     Seen,
+    Tone,
     copies_text,
+    cut_text,
     judge,
     nodes_text,
     phases_text,
+    state_text,
     step_text,
+    tone_of,
 )
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
@@ -390,7 +393,7 @@ def _status(journal: ReadJournal, view: SlurmView, advice: str, directory: JobDi
     With a note on each channel of notifications that is given up.
     """
     wall, events = time.time(), journal.events
-    job = JobView(events=events, is_over=view.is_over)
+    job = JobView(events=events, is_over=view.is_over, slurm=view.state)
     newest_t = max((e.t for e in events), default=wall)
     status = status_at(job, wall if view.goes_on else newest_t, view.describe(), advice)
     changes: dict[str, Any] = {"waiting": view.waiting, "silent": silent_channels(directory, wall)}
@@ -401,8 +404,7 @@ def _status(journal: ReadJournal, view: SlurmView, advice: str, directory: JobDi
     elif view.goes_on and status.phase in WORKING:
         changes |= _now(directory, job.state, wall)
     elif journal.breaks_off and status.exit_code is None:
-        cut = f"the journal breaks off in line {journal.breaks_off} at {clock(newest_t)}; "
-        cut += "later events are missing"
+        cut = cut_text(journal.breaks_off, newest_t)
         changes |= {"phase": "unknown", "reason": cut}
     given_up = changes["silent"].items()
     notes = (f"channel {name} of notifications is given up for a while: {why}" for name, why in given_up)
@@ -489,7 +491,7 @@ def render(status: Status) -> RenderableType:
     rows = [
         ("training", training, ""),
         ("job", f"{status.job_id}  {' '.join(status.command)}", ""),
-        ("state", state_text(status), PHASE_STYLES.get(status.phase, "")),
+        ("state", _state(status), TONE_STYLES[tone_of(status.phase)]),
         *(("wrong", text, wrong) for text in found.wrong[:1]),
         *(("", text, wrong) for text in found.wrong[1:]),
         ("doing", found.doing, "cyan"),
@@ -534,25 +536,14 @@ def render(status: Status) -> RenderableType:
     return Group(facts, Text(title, style="bold"), newest_incidents(status.job_id, newest, older))
 
 
-PHASE_STYLES = {
-    "training": "green",
-    "finished": "green",
-    "recovering": "bold yellow",
-    CANCELLED: "yellow",
-    REQUEUED: "yellow",
-    "stopped": "bold red",
-}
+TONE_STYLES = {Tone.GOOD: "green", Tone.WARNING: "yellow", Tone.BAD: "bold red", Tone.PLAIN: ""}
+"""How a screen shows each."""
 
 
-def state_text(status: Status) -> str:
-    """Return ``training``, ``starting: for update 2``, ``cancelled (Ctrl-C), exit code 130``."""
-    text, reason = status.phase, status.reason
-    if status.phase == CANCELLED:
-        text = cancelled(status.exit_code or 0)
-    elif reason and not status.situation.wrong:
-        text += f": {reason}"
-    is_over = status.exit_code is not None and status.phase != REQUEUED
-    return text + (f", exit code {status.exit_code}" if is_over else "")
+def _state(status: Status) -> str:
+    # What is wrong has the reason.
+    reason = "" if status.situation.wrong else status.reason
+    return state_text(status.phase, status.exit_code, reason)
 
 
 def _step(status: Status) -> str:

@@ -247,7 +247,7 @@ class NewestJob(Record):
         ended = end_of(state.ended)
         hold = judge(job.chapter, ended, view.job, answers=not view.silent)
         found, how = state_and_how(
-            *phase_of(job.events, state, is_over=view.is_over),
+            *phase_of(job.events, state, is_over=view.is_over, slurm=view.state),
             ended=ended is not None or view.is_over,
             lost=hold is Hold.FREE,
         )

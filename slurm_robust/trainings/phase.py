@@ -21,16 +21,20 @@ PREEMPTED = "preempted"
 CANCELLED = "cancelled"
 """The phase of a job that Slurm or its owner ordered to end: nothing went wrong."""
 
+ENDED = "ended"
+"""The phase of a job that Slurm calls COMPLETED while its journal has no end."""
+
 _OF_A_REQUEUE = {*(command.value for command in RequeueCommand), "begin requeue", "watcher", "shrink"}
 """What a requeue writes down; other errands that end meanwhile say nothing of it."""
 
 
 def phase_of(
-    events: Sequence[ev.AnyEvent], state: JobState | None = None, *, is_over: bool = False
+    events: Sequence[ev.AnyEvent], state: JobState | None = None, *, is_over: bool = False, slurm: str = ""
 ) -> tuple[str, str]:
     """Return a job's activity, and the reason for it.
 
-    ``state``: the fold of ``events``, if it is known; ``is_over``: Slurm has ended the job.
+    ``state``: the fold of ``events``, if it is known; ``is_over``: Slurm has ended the job; ``slurm``: its
+    state there (``COMPLETED``), "" if that is not known.
     """
     state = fold(events) if state is None else state
     if (ended := state.ended) is not None:
@@ -41,7 +45,10 @@ def phase_of(
         return "finished" if ended.code == 0 else CANCELLED if is_cancelled else "stopped", ended.reason
     if is_over:
         phase, reason = phase_of(events, state)
-        return "stopped", f"Slurm has ended the job; it was {phase}{f' ({reason})' if reason else ''}"
+        was = f"it was {phase}{f' ({reason})' if reason else ''}"
+        if "COMPLETED" in slurm.partition(" ")[0].split("+"):
+            return ENDED, f"Slurm says COMPLETED (exit code 0), but the journal has no end: {was}"
+        return "stopped", f"Slurm has ended the job{f' ({slurm})' if slurm else ''}; {was}"
     if state.requeueing is not None:
         return _requeue(events, state.requeueing)
     if (saving := state.world.saving) is not None:

@@ -31,7 +31,7 @@ from slurm_robust.model.live_status import (
 )
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.report.situation import JobSituation, JobSize, Seen, judge, phases_text
+from slurm_robust.report.situation import WORKING, JobSituation, JobSize, Seen, cut_text, judge, phases_text
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.trainings.phase import phase_of
 from slurm_robust.trainings.slurmview import SlurmView, view_of, waits_for
@@ -108,13 +108,15 @@ class JournalTail:
     def _begin(self) -> None:
         self._found = Events()
         self._cuts = 0
-        self._offset = 0
+        self._offset = self._lines = 0
         self._file = (0, 0)
         self._chunk = CHUNK
         self.state = JobState()
         self.trouble = ""
         self.is_behind = False
         """There is more to read now."""
+        self.breaks_off = 0
+        """The last line, from 1, if it is torn: it is being written, or the file was cut; else 0."""
 
     @property
     def events(self) -> Sequence[ev.AnyEvent]:
@@ -133,7 +135,10 @@ class JournalTail:
         self.is_behind = len(data) >= self._chunk
         if not whole and self.is_behind:
             self._chunk = min(2 * self._chunk, MAX_LINE)
-        return self._take(whole)
+        new = self._take(whole)
+        is_torn = len(whole) < len(data) and not (self.is_behind or self.trouble)
+        self.breaks_off = self._lines + 1 if is_torn else 0
+        return new
 
     def _read(self) -> bytes:
         with os.fdopen(open_plain(self._path), "rb") as file:
@@ -154,6 +159,7 @@ class JournalTail:
                 self.trouble = f"{self._path}, byte {self._offset}: {one_line(str(error))}"
                 break
             self._offset += len(line)
+            self._lines += 1
             if self._found.add(event):
                 new.append(event)
                 self.state = apply(event, self.state)
@@ -215,7 +221,7 @@ class JobFeed:
         live = moment is not None and not source
         now, mono = self._wall(), self._mono()
         slurm = SlurmView() if live else self._ask_slurm(mono)
-        phase, reason = phase_of(self._journal.events, state, is_over=slurm.is_over)
+        phase, reason = phase_of(self._journal.events, state, is_over=slurm.is_over, slurm=slurm.state)
         if moment is None or source:
             age_s = max(0.0, now - self._newest_t) if self._newest_t else 0.0
             moment = self._by_journal(state, now, phase, reason)
@@ -227,6 +233,11 @@ class JobFeed:
             reason = f"incident {moment.incident.number}: {moment.incident.symptom}"
         elif live and phase == "recovering":
             phase, reason = ("training" if moment.step >= 0 else "starting"), ""
+        cut = ""
+        may_be_written = live or (slurm.goes_on and phase in WORKING)
+        if self._journal.breaks_off and state.ended is None and not may_be_written:
+            cut = cut_text(self._journal.breaks_off, self._newest_t)
+            phase, reason = "unknown", cut
         view = LiveView(
             folder=str(self.directory.path),
             live=live,
@@ -244,7 +255,7 @@ class JobFeed:
             step_times=tuple(self._step_times),
             tail=self._tail(state) if self._alone else (),
         )
-        return structs.replace(view, situation=situation_of(view, state, now))
+        return structs.replace(view, situation=situation_of(view, state, now, cut))
 
     def _says(self) -> str:
         return one_line(self._view.describe())
@@ -357,8 +368,8 @@ class JobFeed:
         return self._view
 
 
-def situation_of(view: LiveView, state: JobState, now: float) -> JobSituation:
-    """Return the situation of what is shown, at wall-clock time ``now``."""
+def situation_of(view: LiveView, state: JobState, now: float, cut: str = "") -> JobSituation:
+    """Return the situation of what is shown, at wall-clock time ``now``; ``cut``: where its journal ends."""
     seen = Seen(
         job_id=view.moment.job_id,
         phase=view.state,
@@ -369,6 +380,7 @@ def situation_of(view: LiveView, state: JobState, now: float) -> JobSituation:
         incidents=view.incidents,
         waiting=view.waiting,
         evicted=state.evicted,
+        cut=cut,
         saves=state.world.stored is not None,
     )
     return judge(seen, now)

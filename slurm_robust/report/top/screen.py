@@ -17,7 +17,7 @@ from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState
 from slurm_robust.model.release import ReleaseState
-from slurm_robust.report.situation import WORKING, JobSize
+from slurm_robust.report.situation import WORKING, JobSize, Tone, state_text, tone_of
 from slurm_robust.report.top.feed import LiveView
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, duration, one_line
@@ -52,13 +52,7 @@ _NODE_STYLES = {
     NodeState.ASIDE: "warn",
     NodeState.EVICTED: "bad",
 }
-_STATE_STYLES = {
-    "training": "good",
-    "finished": "good",
-    "stopped": "bad",
-    "recovering": "warn",
-    "cancelled": "warn",
-}
+_TONE_STYLES = {Tone.GOOD: "good", Tone.WARNING: "warn", Tone.BAD: "bad", Tone.PLAIN: ""}
 
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -166,7 +160,7 @@ def _labelled(label: str, text: str, width: int, style: str) -> list[Line]:
 def _title(view: LiveView, width: int) -> Line:
     moment = view.moment
     name = f"job {moment.job_id}" if moment.job_id else view.folder
-    state = plain(view.state) + (f" (exit code {moment.code})" if moment.code is not None else "")
+    state = plain(state_text(view.state, moment.code))
     fresh = f"live, {age(view.age_s)} s ago" if view.age_s < 9.95 else f"live, {age(view.age_s)} ago"
     right = fresh if view.live else "by the journal alone"
     more = f"generation {moment.generation}, run {moment.run}"
@@ -178,7 +172,7 @@ def _title(view: LiveView, width: int) -> Line:
     return (
         (plain(name), "strong"),
         ("  ", ""),
-        (state, _STATE_STYLES.get(view.state, "doing")),
+        (state, _TONE_STYLES[tone_of(view.state)]),
         ("  ", ""),
         (fit(more, room), ""),
         ("  ", ""),
@@ -477,7 +471,7 @@ def job_row(view: LiveView, width: int) -> Line:
     room = max(0, width - cell_len(before) - 11 - cell_len(after))
     return (
         (before, "strong"),
-        (fit(view.state, 11), _STATE_STYLES.get(view.state, "doing")),
+        (fit(view.state, 11), _TONE_STYLES[tone_of(view.state)]),
         (after, ""),
         (fit(text, room), "warn" if incident is not None or not view.live else ""),
     )

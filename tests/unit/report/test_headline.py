@@ -33,7 +33,7 @@ def waiting() -> JobReport:
 
 def test_a_job_that_waits_after_a_requeue_says_for_what_and_the_way_out() -> None:
     found = banner(waiting())
-    assert (found.tone, found.text) == (Tone.BAD, "Waits 40 s for 4 nodes")
+    assert (found.tone, found.text) == (Tone.BAD, "Waits in Slurm's queue for 40 s for 4 nodes")
     for words in ("2 nodes free (n[1,3])", "n2 dead", "scontrol update JobId=7 ExcNodeList="):
         assert words in found.more
 
@@ -45,8 +45,8 @@ def test_a_job_that_waits_after_a_requeue_says_for_what_and_the_way_out() -> Non
         (job(), SlurmFacts(), Tone.WARNING, "Requeueing"),
         (Journal().controller(0).allocation(0).launch(1, 1), SlurmFacts(), Tone.WARNING, "Starting"),
         (job().opened(170, 2, 2, 3), SlurmFacts(now=at(180)), Tone.WARNING, "Requeueing"),
-        (Journal().controller(0).over(9), SlurmFacts(), Tone.GOOD, "Finished"),
-        (Journal().controller(0).over(9, 93), SlurmFacts(), Tone.BAD, "Stopped with exit code 93"),
+        (Journal().controller(0).over(9), SlurmFacts(), Tone.GOOD, "Finished, exit code 0"),
+        (Journal().controller(0).over(9, 93), SlurmFacts(), Tone.BAD, "Stopped, exit code 93"),
     ],
 )  # fmt: skip
 def test_how_a_job_stands_is_one_line_with_a_colour(
@@ -56,16 +56,24 @@ def test_how_a_job_stands_is_one_line_with_a_colour(
     assert (found.tone, found.text) == (tone, text)
 
 
+def test_a_job_without_an_end_in_the_journal_is_told_of_by_both_witnesses() -> None:
+    done = banner(report(short(requeued=True), state="COMPLETED", ended=True))
+    assert done.tone is Tone.PLAIN, "nothing is known to be wrong"
+    assert done.more == "Slurm says COMPLETED (exit code 0), but the journal has no end: it was training"
+    failed = banner(report(short(requeued=True), state="FAILED", ended=True))
+    assert (failed.tone, failed.more) == (Tone.BAD, "Slurm has ended the job (FAILED); it was training")
+
+
 def test_a_training_whose_next_job_has_not_begun_waits() -> None:
     found = banner(replace(report(job()), phase="pending", reason="Priority", ended=False))
-    assert (found.tone, found.text) == (Tone.WARNING, "Waits in the queue")
+    assert (found.tone, found.text) == (Tone.WARNING, "Waits in Slurm's queue")
 
 
 def test_a_job_that_recovers_says_for_how_long() -> None:
     journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(20, 1, 10)
     journal.opened(30, 1, 1, 5).ended(31, 1, 9)
     found = banner(job_report(journal.events, at(999), SlurmFacts(state="RUNNING", now=at(37)), {}))
-    assert (found.tone, found.text, found.more) == (Tone.WARNING, "Recovers for 12 s", "incident 1: hang")
+    assert (found.tone, found.text, found.more) == (Tone.WARNING, "Recovering for 12 s", "incident 1: hang")
 
 
 def test_a_figure_has_one_number_and_an_open_incident_is_red() -> None:

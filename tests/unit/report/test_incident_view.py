@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from slurm_robust.evidence import incident_text
-from slurm_robust.evidence.incidents import incident_reports
+from slurm_robust.evidence.incidents import NoSuchIncident, incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit, Symptom
@@ -217,9 +217,9 @@ def test_what_was_only_observed_is_not_reported_as_done(tmp_path: Path) -> None:
 
 
 def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
+    with pytest.raises(NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
         incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.whole()), "", 9, "7")
-    with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 1; it has none$"):
+    with pytest.raises(NoSuchIncident, match=r"has no incident 1; it has none$"):
         incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.start()), "", 1, "7")
 
 

@@ -286,6 +286,14 @@ def test_the_step_is_the_controllers_own_and_not_the_journals_older_one(
     assert status_of(str(folder), None, slurm).step == 10
 
 
+def test_a_job_that_slurm_calls_completed_is_not_called_stopped(folder: Path, slurm: FakeSlurm) -> None:
+    slurm.cluster.finish(1, "COMPLETED")
+    status = status_of(str(folder), None, slurm)
+    assert (status.phase, status.situation) == ("ended", JobSituation())
+    said = " ".join(screen(folder, slurm).split())
+    assert "ended: Slurm says COMPLETED (exit code 0), but the journal has no end: it was training" in said
+
+
 def test_a_journal_that_breaks_off_is_said_to(folder: Path, slurm: FakeSlurm) -> None:
     journal = folder / "journal.jsonl"
     journal.write_bytes(journal.read_bytes() + b'{"event":"run_en')

@@ -337,7 +337,10 @@ def test_a_job_that_slurm_ended_without_a_word_in_its_journal_is_over(
 ) -> None:
     slurm.cluster.finish(1, "CANCELLED")
     status = status_of(str(folder), None, slurm)
-    assert (status.phase, status.reason) == ("stopped", "Slurm has ended the job; it was starting")
+    assert (status.phase, status.reason) == (
+        "stopped",
+        "Slurm has ended the job (CANCELLED); it was starting",
+    )
     assert watch(str(folder), 5.0, job_dir=None, slurm=slurm, pause=pytest.fail) == 0
     assert "Slurm has ended the job" in capsys.readouterr().out
 
@@ -351,7 +354,7 @@ def test_a_job_that_is_cancelled_on_its_way_to_a_requeue_is_over(folder: Path, s
     slurm.cluster.put(job, states=completing)
     status = status_of(str(folder), None, slurm)
     assert (status.phase, status.slurm) == ("stopped", "COMPLETING")
-    assert status.reason == "Slurm has ended the job; it was requeueing (node lost)"
+    assert status.reason == "Slurm has ended the job (COMPLETING); it was requeueing (node lost)"
     slurm.cluster.put(job, states=completing, restart_count=1)
     assert status_of(str(folder), None, slurm).phase == "requeueing"
 

@@ -14,8 +14,9 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Restart, Symptom
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.live_status import FORMAT, OLD_S, LiveIncident, NodeState
+from slurm_robust.report.status import status_of
 from slurm_robust.report.top import feed as feed_module
-from slurm_robust.report.top.feed import JobFeed, JournalTail
+from slurm_robust.report.top.feed import SLURM_S, JobFeed, JournalTail
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import events, incidents
@@ -279,6 +280,25 @@ def test_a_damaged_journal_is_told_and_shown_as_far_as_it_goes(folder: FakeFolde
     view = feed.look()
     assert "byte" in view.trouble
     assert view.moment.step == 1190
+
+
+def test_a_journal_that_breaks_off_is_said_to_in_the_words_of_status(
+    folder: FakeFolder, clock: Clock
+) -> None:
+    slurm = FakeSlurm()
+    job_id = slurm.submit(SubmitRequest(command=("x",)))
+    folder.directory.journal.write_bytes(b"")
+    folder.append(events.run_started(t=T, run_id="4711-abcd", job_id=job_id, command=("x",)))
+    with folder.directory.journal.open("ab") as file:
+        file.write(b'{"event":"run_en')
+    feed = JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono)
+    assert feed.look().state == "starting", "its controller may be writing it now"
+    slurm.cluster.finish(job_id, "COMPLETED")
+    clock.past_s = SLURM_S
+    view = feed.look()
+    status = status_of(str(folder.directory.path), None, slurm)
+    assert (view.state, view.situation) == (status.phase, status.situation)
+    assert view.situation.wrong[0].startswith("the journal breaks off in line 2 at ")
 
 
 def test_a_folder_that_disappears_is_told(folder: FakeFolder, feed: JobFeed) -> None:
