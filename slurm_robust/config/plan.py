@@ -47,6 +47,8 @@ class RunPlan(Record):
     gpus: int = 0
     required: tuple[str, ...] | None = None
     segment: int = 0
+    requeues: bool = True
+    """Slurm may requeue the job (``--requeue``, JobRequeue), or has not said."""
     blocks: dict[str, str] = {}
     """Slurm's block of each node of the allocation, where it is topology/block's."""
     start: str = ""

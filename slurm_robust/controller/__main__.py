@@ -277,7 +277,7 @@ def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tup
     return (
         f"controller {state.epoch} of job {plan.job_id}{task}: {command}; {where}{spares}; "
         f"folder {directory.path}{mode}",
-        told(protections(plan.config, len(state.world.slots), len(state.spares))),
+        told(protections(plan.config, len(state.world.slots), len(state.spares), requeues=plan.requeues)),
         f"output of the training: {output}; to follow it: srobust logs {name} -f",
     )
 

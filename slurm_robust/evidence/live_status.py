@@ -42,6 +42,7 @@ def of_state(state: JobState, now: float) -> LiveStatus:
             LiveCompanion(job_id=job_id, source=one_line(str(one.source), MAX_TEXT), node=one.node)
             for job_id, one in state.companions.items()
         ),
+        lost_node=one_line(state.lost_node, MAX_TEXT),
         opened=state.incidents,
         closed=state.incidents - (state.world.incident is not None),
         left_s=None if state.time_limit_s is None else state.allocated + state.time_limit_s - now,

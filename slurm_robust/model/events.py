@@ -173,6 +173,8 @@ class AllocationTaken(Event):
     """That the job asks for by name, ``--nodelist`` and what a requeue has added to it; None if not known."""
     segment: int = 0
     """Nodes of each segment that the job asks for (``--segment``), 0 for none."""
+    lost_node: str = ""
+    """What the loss of a node does when no standby is left (``costs a requeue``); "" if unknown."""
 
 
 class AgentJoined(Event):

@@ -233,6 +233,8 @@ class LiveStatus(Record, kw_only=True):
     nodes: tuple[LiveNode, ...] = ()
     """Those with slots in order, standbys, then evicted ones."""
     companions: tuple[LiveCompanion, ...] = ()
+    lost_node: str = ""
+    """What the loss of a node does when no standby is left (``costs a requeue``); "" if unknown."""
     opened: int = 0
     """Incidents so far."""
     closed: int = 0

@@ -114,6 +114,8 @@ class JobState(Record, dict=True):
     """When this run of the Slurm job got its nodes."""
     segment: int = 0
     """Nodes of a segment of this run's allocation (``--segment``), 0 for none."""
+    lost_node: str = ""
+    """What the loss of a node does when no standby is left; "" if unknown."""
     time_limit_s: float | None = None
     """How long it has them, None if not known."""
     gpus: int = 0
@@ -271,6 +273,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         time_limit_s=event.time_limit_s,
         gpus=event.gpus,
         segment=event.segment,
+        lost_node=event.lost_node,
         made_progress=False,
         requeueing=None,
         stop_ordered=None,

@@ -216,7 +216,8 @@ class Narrator:
             are = "standby is" if len(left) == 1 else "standbys are"
             yield self._notice(event, key, NoticeKind.STANDBY, f"{len(left)} {are} left {of}", nodes=left)
         else:
-            text = f"no standby is left {of}: a node that fails now costs a companion or a requeue"
+            lost = f": a node that fails now {state.lost_node}" if state.lost_node else ""
+            text = f"no standby is left {of}{lost}"
             yield self._notice(event, key, NoticeKind.STANDBY, text)
 
     def _notice(

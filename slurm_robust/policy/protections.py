@@ -18,8 +18,31 @@ class Protection(NamedTuple):
     lacking: str = ""
 
 
-def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection, ...]:
-    """List all that there are, for a job that trains on ``slots`` nodes and has ``spares`` more."""
+def lost_node(config: JobConfig, *, requeues: bool = True) -> str:
+    """Return what the loss of a node does when no standby is left: ``costs a requeue``.
+
+    ``requeues``: Slurm may requeue the job.
+    """
+    if config.mode == "observe":
+        return "is not answered: mode is observe"
+    text = "costs a requeue"
+    if not config.slurm.requeue:
+        text = "ends the job: slurm.requeue is false"
+    elif not requeues:
+        text = "ends the job: Slurm may not requeue it (sbatch --requeue)"
+    borrows = config.companions.partition or config.companions.reservation is not None
+    if borrows:
+        text = f"costs the wait for another one from outside the allocation; if none comes, it {text}"
+    return text
+
+
+def protections(
+    config: JobConfig, slots: int, spares: int, *, requeues: bool = True
+) -> tuple[Protection, ...]:
+    """List all that there are, for a job that trains on ``slots`` nodes and has ``spares`` more.
+
+    ``requeues``: Slurm may requeue it.
+    """
     checkpoint, detect, companions = config.checkpoint, config.detect, config.companions
     observe = "mode is observe" if config.mode == "observe" else ""
     no_restart = "limits allow none" if 0 in (config.limits.total, config.limits.per_hour) else ""
@@ -31,8 +54,15 @@ def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection,
         "restarts": (observe, no_restart),
         "hangs": (observe, "" if detect.hang else "detect.hang is false"),
         "faults of nodes": (observe, "" if detect.inspect else "detect.inspect is false"),
-        "spare nodes": (observe, "" if spares or borrows else "spares is 0: a lost node costs a requeue"),
-        "requeue": (observe, "" if config.slurm.requeue else "slurm.requeue is false"),
+        "spare nodes": (
+            observe,
+            "" if spares or borrows else f"spares is 0: a lost node {lost_node(config, requeues=requeues)}",
+        ),
+        "requeue": (
+            observe,
+            "" if config.slurm.requeue else "slurm.requeue is false",
+            "" if requeues else "Slurm may not requeue the job: submit with --requeue",
+        ),
         "takeover of the controller": (
             observe,
             "" if config.timings.takeover_s is not None else "timings.takeover_s is null",

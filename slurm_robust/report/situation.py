@@ -365,3 +365,8 @@ def nodes_text(slots: Sequence[str], spares: Sequence[str], now: JobSize, began:
     nodes = f"{fold(slots)} ({count(now.ranks, 'rank')})"
     nodes += f", standby {fold(spares)}" if spares else ", no standby"
     return nodes if now == began else f"{nodes}; began with {began}"
+
+
+def none_left_text(lost_node: str, where: str = "") -> str:
+    """Return ``no standby left (n5 trains now): the next lost node costs a requeue``."""
+    return f"no standby left{where}" + (f": the next lost node {lost_node}" if lost_node else "")

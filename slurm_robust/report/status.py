@@ -54,6 +54,7 @@ from slurm_robust.report.situation import (
     cut_text,
     judge,
     nodes_text,
+    none_left_text,
     phases_text,
     state_text,
     step_text,
@@ -144,6 +145,8 @@ class Status(Record):
     """Whether the script numbers its steps; else optimizer steps of the generation are counted."""
     slots: tuple[str, ...]
     spares: tuple[str, ...]
+    lost_node: str
+    """What the loss of a node does when no standby is left (``costs a requeue``); "" if unknown."""
     aside: dict[str, str]
     """Standbys that do not answer, with the reason."""
 
@@ -237,6 +240,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         reports=last.reported if last else True,
         slots=state.world.slots,
         spares=state.spares,
+        lost_node=one_line(state.lost_node),
         aside={} if is_left else {n: why.reason for n, why in state.aside.items() if n in state.spares},
         companions=dict(state.companions),
         standbys={} if is_left else _standbys(state),
@@ -485,7 +489,7 @@ def render(status: Status) -> RenderableType:
         where = (
             f" ({fold_nodes(trained)} {'trains' if len(trained) == 1 else 'train'} now)" if trained else ""
         )
-        none_left = f"no standby left{where}: the next lost node costs a requeue"
+        none_left = none_left_text(status.lost_node, where)
     wrong = "bold red" if found.grave else "yellow"
     advice = found.advice
     rows = [

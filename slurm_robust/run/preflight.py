@@ -271,6 +271,7 @@ def make_plan(
         eligible=job.eligible_time if job is not None else None,
         gpus=sum(allocation.gpus_per_node.values()),
         required=job.required_nodes if job is not None else None,
+        requeues=job.requeue if job is not None else True,
         output=_own_output(),
         start=secrets.token_hex(8),
     )

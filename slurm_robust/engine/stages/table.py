@@ -34,6 +34,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.cliques import domains
+from slurm_robust.policy.protections import lost_node
 from slurm_robust.policy.replacement import assign
 
 # Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
@@ -117,6 +118,7 @@ def _new_run(state: JobState, plan: RunPlan, now: float) -> list[ev.AnyEvent]:
         eligible=plan.eligible,
         required=plan.required,
         segment=plan.segment,
+        lost_node=lost_node(plan.config, requeues=plan.requeues),
         gpus=plan.gpus,
     )
     return [*news, taken]

@@ -17,7 +17,7 @@ from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.updates import release_text, waiting_text
 from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState
 from slurm_robust.model.release import ReleaseState
-from slurm_robust.report.situation import WORKING, JobSize, Tone, state_text, tone_of
+from slurm_robust.report.situation import WORKING, JobSize, Tone, none_left_text, state_text, tone_of
 from slurm_robust.report.top.feed import LiveView
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, duration, one_line
@@ -242,9 +242,12 @@ def _nodes(view: LiveView) -> str:
     how = Counter(
         n.why.partition(":")[0] if n.state is NodeState.STANDBY and n.why else n.state.value for n in standbys
     )
-    text += f"; standbys: {_counts(how)}" if standbys else "; no standby"
-    if view.live and slots and not (standbys or moment.companions):
-        text += " left: the next lost node costs a requeue"
+    if standbys:
+        text += f"; standbys: {_counts(how)}"
+    elif view.live and slots and not moment.companions:
+        text += f"; {none_left_text(moment.lost_node)}"
+    else:
+        text += "; no standby"
     evicted = sum(node.state is NodeState.EVICTED for node in moment.nodes)
     if evicted:
         text += f"; {evicted} evicted"

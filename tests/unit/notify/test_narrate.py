@@ -28,7 +28,7 @@ from tests.builders import incidents, updates
 from tests.builders.events import allocation_taken, run_started
 
 STARTED = run_started(job_id=7, slots=2, spares=2)
-TAKEN = allocation_taken(("n1", "n2"), ("n3", "n4"), t=2.0)
+TAKEN = allocation_taken(("n1", "n2"), ("n3", "n4"), t=2.0, lost_node="ends the job: why")
 OPENED = incidents.opened(t=10.0, detail="rank 3 on n2: \x1b[31mSIGSEGV\nand more", best_step=4)
 CLOSED = ev.IncidentClosed(t=20.0, incident=1, generation=2, step=5, recover_s=4.4)
 
@@ -144,8 +144,7 @@ def test_a_shortage_of_standbys_is_told_once_for_each_change() -> None:
     )
     assert [text for kind, _, text in short(notices) if kind == "standby"] == [
         "1 standby is left of 2 that the job asked for",
-        "no standby is left of 2 that the job asked for: "
-        "a node that fails now costs a companion or a requeue",
+        "no standby is left of 2 that the job asked for: a node that fails now ends the job: why",
         "1 standby is left of 2 that the job asked for",
         "2 standbys can be used again, as many as the job asked for",
     ]

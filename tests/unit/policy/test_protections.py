@@ -13,7 +13,7 @@ from slurm_robust.config.job import (
     SlurmConfig,
     Timings,
 )
-from slurm_robust.policy.protections import protections, told
+from slurm_robust.policy.protections import lost_node, protections, told
 
 ALL = (
     "protected: restarts, hangs, faults of nodes, spare nodes, requeue, takeover of the controller, "
@@ -31,6 +31,29 @@ def test_a_usual_job_has_them_all() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "requeues", "text"),
+    [
+        (JobConfig(), True, "costs a requeue"),
+        (JobConfig(), False, "ends the job: Slurm may not requeue it (sbatch --requeue)"),
+        (JobConfig(slurm=SlurmConfig(requeue=False)), True, "ends the job: slurm.requeue is false"),
+        (JobConfig(mode="observe"), True, "is not answered: mode is observe"),
+        (
+            JobConfig(companions=CompanionConfig(partition=True)),
+            True,
+            "costs the wait for another one from outside the allocation; if none comes, it costs a requeue",
+        ),
+    ],
+)
+def test_what_a_lost_node_does_without_a_standby(config: JobConfig, requeues: bool, text: str) -> None:
+    assert lost_node(config, requeues=requeues) == text
+
+
+def test_a_job_that_slurm_may_not_requeue_lacks_that() -> None:
+    (lacks,) = (one for one in protections(JobConfig(), 4, 1, requeues=False) if one.lacking)
+    assert lacks.name == "requeue"
+
+
+@pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ({"limits": Limits(total=0)}, {"restarts": "limits allow none"}),
@@ -38,6 +61,13 @@ def test_a_usual_job_has_them_all() -> None:
         ({"detect": DetectConfig(hang=False)}, {"hangs": "detect.hang is false"}),
         ({"detect": DetectConfig(inspect=False)}, {"faults of nodes": "detect.inspect is false"}),
         ({"spares": 0}, {"spare nodes": "spares is 0: a lost node costs a requeue"}),
+        (
+            {"spares": 0, "slurm": SlurmConfig(requeue=False)},
+            {
+                "spare nodes": "spares is 0: a lost node ends the job: slurm.requeue is false",
+                "requeue": "slurm.requeue is false",
+            },
+        ),
         ({"spares": 0, "companions": CompanionConfig(partition=True)}, {}),
         ({"spares": 0, "companions": CompanionConfig(reservation="srobust_spares")}, {}),
         ({"slurm": SlurmConfig(requeue=False)}, {"requeue": "slurm.requeue is false"}),

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
+from slurm_robust.evidence.live_status import of_state
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.live_status import LiveIncident, LiveStatus, LiveUpdate, NodeState, encode
@@ -284,6 +285,18 @@ def test_the_step_is_the_controllers_own_and_not_the_journals_older_one(
     assert "no step for 13 s (usual 0.31 s); called a hang at 14 s" in text
     (folder / "moment.json").write_bytes(encode(structs.replace(live, run_id="another")))
     assert status_of(str(folder), None, slurm).step == 10
+
+
+@pytest.mark.parametrize("lost", ["costs a requeue", "ends the job: slurm.requeue is false"])
+def test_what_the_next_lost_node_does_is_said_as_the_run_began(
+    folder: Path, slurm: FakeSlurm, lost: str
+) -> None:
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(ev.encode_event(allocation_taken(lost_node=lost)) + b"\n")
+    said = f"no standby left: the next lost node {lost}"
+    assert said in " ".join(screen(folder, slurm).split())
+    events = read(folder / "journal.jsonl")
+    assert of_state(fold(events), 0.0).lost_node == lost
 
 
 def test_a_job_that_slurm_calls_completed_is_not_called_stopped(folder: Path, slurm: FakeSlurm) -> None:

@@ -287,6 +287,13 @@ def test_the_nodes_of_a_requeued_job_give_way_to_what_slurm_has_for_it() -> None
     assert instead_of_nodes(view(live_status()), 80) is None
 
 
+def test_a_live_job_without_standbys_says_what_its_next_lost_node_does() -> None:
+    moment = live_status(nodes=(live_node(0), live_node(1)), lost_node="ends the job: slurm.requeue is false")
+    said = "no standby left: the next lost node ends the job: slurm.requeue is false"
+    assert said in " ".join(shown(head(view(moment), 132)).split())
+    assert "the next lost node" not in shown(head(view(moment, live=False), 132))
+
+
 def test_the_size_at_the_beginning_is_shown_if_it_was_another_one() -> None:
     moment = live_status(nodes=(live_node(0), live_node(1)), world=16)
     text = " ".join(shown(head(view(moment, began=JobSize(ranks=32, standbys=1)), 132)).split())
