@@ -82,10 +82,12 @@ def named(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobD
     if closed is not None:
         raise closed
     places = " or ".join(str(each / name) for each in roots)
-    # Slurm's record is of the whole array, which says little about one task.
+    # Slurm's record is of the whole array, which says little about one task; that there is none says more.
     own = listed(own_folders(here))
     hint = f"your jobs here: {own}; or " if own else ""
-    raise _nothing(name, places, hint) if task else _without_journal(name, places, view, slurm, hint)
+    if task:
+        raise _nothing(name, places, hint, view if view.silent else None)
+    raise _without_journal(name, places, view, slurm, hint)
 
 
 def root_of(root: str | None) -> Path:
@@ -277,9 +279,14 @@ def _has_journal(folder: Path) -> bool:
         return False
 
 
-def _nothing(name: str, places: str, hint: str, unknown: str = "") -> NoSuchJob:
+def _nothing(name: str, places: str, hint: str, view: SlurmView | None = None) -> NoSuchJob:
+    """Return why there is no job of this name. ``view``: what Slurm says of it, if that counts."""
+    said = ""
+    if view is not None:
+        said = f", and Slurm {view.silent or 'does not know it (any more)'}"
+        hint = f"{view.fix}; or {hint}" if view.fix else hint
     return NoSuchJob(
-        f"no journal of job {name} in {places}{unknown}",
+        f"no journal of job {name} in {places}{said}",
         fix=f"{hint}give --job-dir as 'srobust run' had it, or the job's folder instead of its number",
     )
 
@@ -309,8 +316,7 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
     if view.state:
         text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"
         return NotBegun(text, fix=f"try again in a few seconds; {had}", may_begin=True)
-    unknown = "" if view.silent else ", and Slurm does not know it (any more)"
-    return _nothing(job_id, places, hint, unknown)
+    return _nothing(job_id, places, hint, view)
 
 
 def _of_task(root: Path, task: str) -> Iterator[Path]:

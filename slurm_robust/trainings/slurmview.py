@@ -31,6 +31,8 @@ class SlurmView(Record):
     """slurmdbd's record of its newest run, if it was asked."""
     silent: str = ""
     """Why there is no answer, as the end of a sentence that begins with "Slurm"."""
+    fix: str = ""
+    """What a person can do about that."""
     away: bool = False
     """Slurm may answer later."""
     needs: int = 0
@@ -85,9 +87,9 @@ def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
     except JobNotFound:
         return SlurmView(row=newest_run(slurm, job_id))
     except (ControllerUnreachable, SlurmTimeout) as error:
-        return SlurmView(silent=f"does not answer ({error.what})", away=True)
+        return SlurmView(silent=f"does not answer ({error.what})", fix=error.fix, away=True)
     except SlurmError as error:
-        return SlurmView(silent=f"gives no answer ({error})")
+        return SlurmView(silent=f"gives no answer ({error})", fix=error.fix)
 
 
 def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:

@@ -8,6 +8,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob, NotBegun, find
@@ -102,6 +103,16 @@ def test_only_a_job_that_is_not_here_is_asked_for_in_slurm(root: Path) -> None:
     with pytest.raises(NotBegun, match="and Slurm does not answer") as error:
         find("8", None, slurm)
     assert error.value.may_begin
+
+
+@pytest.mark.parametrize("name", ["4711", "38_1"])
+def test_where_slurm_cannot_be_asked_that_is_said_with_its_fix(root: Path, name: str) -> None:
+    slurm = CliSlurmClient(5.0, environ={"PATH": "/nowhere"})
+    said = rf"no journal of job {name} in .*, and Slurm gives no answer \(cannot start \w+; PATH is /nowhere;"
+    with pytest.raises(NoSuchJob, match=said) as error:
+        find(name, None, slurm)
+    assert error.value.fix.startswith("go to a node that has Slurm's commands (a login node), or put ")
+    assert "; or give --job-dir as 'srobust run' had it" in error.value.fix
 
 
 def test_a_job_without_a_journal_is_reported_with_its_state_in_slurm(root: Path) -> None:
