@@ -21,7 +21,7 @@ def register(commands: Commands) -> None:
         more="The journal, reports and figures count it as a drill: no node and no code is blamed outside of "
         "the job. What it costs is said first; more than a restart in place is done only if you agree.",
         epilog="Exit codes: 0 the recovery was as promised, 1 it was not or you did not agree, 64 it cannot "
-        "be tried now or needs --yes, 66 no such job runs, 130 Ctrl-C: the job recovers by itself.",
+        "be tried now or needs --yes, 66 no such job runs, 130 Ctrl-C: a fault that is planted stays so.",
         json=True,
         examples=(
             ("srobust drill --list", "all faults, and what comes of each"),

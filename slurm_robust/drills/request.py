@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 from msgspec import structs
@@ -76,19 +77,23 @@ def drill(
     """Have ``fault`` planted in a running job. Raises ``NoSuchJob``, ``NotLive``, :class:`NotAgreed`."""
     job = LiveJob(name, job_dir, "choose a job that is running")
     wish = Drill(fault=fault.value, rank=rank or 0, by=requester())
-    plan = _ask(job, Drill(fault=wish.fault, rank=wish.rank, by=wish.by, plan=True))
-    if rank is None and fault is not DrillFault.KILL_CONTROLLER:
-        _say("rank 0, since --rank names no other")
-    if plan.promise is not None:
-        if not json:
-            _say(f"{one_line(plan.text)} ({plan.node}); {screen.promised(plan.promise)}")
-        if plan.promise.is_costly and not yes and not _agreed(screen.costs(fault, plan.promise)):
-            _say("nothing was done")
-            return NOT_KEPT
+    try:
+        may_begin = _is_wanted(job, wish, rank, yes=yes, json=json)
+    except KeyboardInterrupt:
+        _say("interrupted: nothing was done")
+        return ExitCode.INTERRUPTED
+    if not may_begin:
+        _say("nothing was done")
+        return NOT_KEPT
     follower = JournalFollower(job.directory)
     for _ in follower.read():  # only what follows counts
         pass
-    said = _ask(job, wish)
+    try:
+        said = _ask(job, wish)
+    except KeyboardInterrupt:
+        shows = f"'srobust status {one_line(name)}' shows whether a fault was planted"
+        _say(f"interrupted before the controller answered: {shows}")
+        return ExitCode.INTERRUPTED
     answer = DrillAnswer(
         job_id=job.state.job_id,
         drill=said.drill,
@@ -103,10 +108,14 @@ def drill(
         return ExitCode.SUCCESS
     if not json:
         print(one_line(said.text), flush=True)
+    known: DrillProgress | None = None
     try:
-        known = _follow(job, follower, said)
+        for known in _follow(follower, said):  # noqa: B007
+            pass
     except KeyboardInterrupt:
-        _say(f"the job recovers by itself: 'srobust incidents {job.state.job_id}' shows how")
+        _say(screen.interrupted(said.drill, said.promise, known, one_line(name)))
+        if json:
+            show(structs.replace(answer, progress=known), lambda _: "", json=True)
         return ExitCode.INTERRUPTED
     if known is None:
         raise NotLive(
@@ -117,6 +126,19 @@ def drill(
     rows = screen.outcome(known, str(job.state.job_id))
     show(answer, lambda _: facts_table(rows, indent="  "), json=json)
     return NOT_KEPT if broken else ExitCode.SUCCESS
+
+
+def _is_wanted(job: LiveJob, wish: Drill, rank: int | None, *, yes: bool, json: bool) -> bool:
+    """Say what will be done and what it costs; return whether that is agreed to. Raises as :func:`drill`."""
+    fault = DrillFault(wish.fault)
+    plan = _ask(job, structs.replace(wish, plan=True))
+    if rank is None and fault is not DrillFault.KILL_CONTROLLER:
+        _say("rank 0, since --rank names no other")
+    if plan.promise is None:
+        return True
+    if not json:
+        _say(f"{one_line(plan.text)} ({plan.node}); {screen.promised(plan.promise)}")
+    return yes or not plan.promise.is_costly or _agreed(screen.costs(fault, plan.promise))
 
 
 def _ask(job: LiveJob, wish: Drill) -> DrillReply:
@@ -140,8 +162,8 @@ def _say(text: str) -> None:
     print(one_line(text), file=sys.stderr)
 
 
-def _follow(job: LiveJob, follower: JournalFollower, said: DrillReply) -> DrillProgress | None:
-    """Follow a drill until it is over, or until its time is; None if the journal never has it."""
+def _follow(follower: JournalFollower, said: DrillReply) -> Iterator[DrillProgress]:
+    """Yield how far a drill is until it, or its time, is over; nothing if the journal never has it."""
     known: DrillProgress | None = None
     until = time.monotonic() + limit_s(said.promise)
     with Screen(stderr=True).status(f"drill {said.drill}") as status:
@@ -154,11 +176,11 @@ def _follow(job: LiveJob, follower: JournalFollower, said: DrillReply) -> DrillP
                         known = progress_of(followed.before, said.drill)
                     known = progress_of([followed.event], said.drill, known)
             if known is not None:
+                yield known
                 if known.is_done:
-                    return known
+                    return
                 status.update(screen.line(known))
             time.sleep(POLL_S)
-    return known
 
 
 def limit_s(promise: DrillPromise | None) -> float:

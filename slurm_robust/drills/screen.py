@@ -81,6 +81,24 @@ def line(known: DrillProgress) -> str:
     return f"{text}: planted"
 
 
+def interrupted(drill: int, promise: DrillPromise | None, known: DrillProgress | None, job: str) -> str:
+    """Return what becomes of a planted drill that nobody waits for, and the command that shows it."""
+    what = "the job recovers by itself"
+    if promise is not None and promise.symptom is None:
+        what = "training goes on"
+    elif promise is not None and promise.observe:
+        what = "nothing ends its fault, since srobust only observes this job (mode: observe)"
+    for action in promise.actions if promise is not None and not promise.observe else ():
+        if isinstance(action, inc.Requeue):
+            what = "the job is requeued, and goes on then"
+        elif isinstance(action, inc.GiveUp):
+            what = f"it ends the job with exit code {action.code}"
+    shows = f"srobust incident {job} {known.incident}" if known is not None and known.incident else ""
+    return (
+        f"drill {drill} goes on without this command: {what}; '{shows or f'srobust status {job}'}' shows it"
+    )
+
+
 def outcome(known: DrillProgress, job: str) -> list[tuple[str, str]]:
     """Return what came of it, by name."""
     promise, found = known.planted.promise, list[tuple[str, str]]()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.drills.faults import FAULTS
 from slurm_robust.drills.follow import DrillProgress, broken_promises, progress_of
-from slurm_robust.drills.screen import costs, listing, outcome
+from slurm_robust.drills.screen import costs, interrupted, listing, outcome
 from slurm_robust.model import events as ev
 from slurm_robust.model.drill import DrillFault, DrillPromise
 from slurm_robust.model.incident import (
     Blame,
     Evict,
     FaultKind,
+    GiveUp,
     Replace,
     Requeue,
     Restart,
@@ -116,3 +118,32 @@ def test_the_list_has_every_fault_and_fits_a_terminal() -> None:
     lines = listing(FAULTS).splitlines()
     assert len(lines) == 2 * len(FAULTS)
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("promise", "what"),
+    [
+        (None, "the job recovers by itself"),
+        (RESTART, "the job recovers by itself"),
+        (NOTHING, "training goes on"),
+        (
+            structs.replace(RESTART, observe=True),
+            "nothing ends its fault, since srobust only observes this job (mode: observe)",
+        ),
+        (
+            structs.replace(RESTART, actions=(Evict(node="n2"), Requeue(exclude=("n2",), reason="x"))),
+            "the job is requeued, and goes on then",
+        ),
+        (
+            structs.replace(RESTART, actions=(GiveUp(code=93, reason="x"),)),
+            "it ends the job with exit code 93",
+        ),
+    ],
+)
+def test_a_drill_that_nobody_waits_for_goes_on_and_is_shown_by_a_command(
+    promise: DrillPromise | None, what: str
+) -> None:
+    said = f"drill 1 goes on without this command: {what}; "
+    assert interrupted(1, promise, None, "gpt") == f"{said}'srobust status gpt' shows it"
+    known, _ = after(RESTART, opened())
+    assert interrupted(1, promise, known, "gpt") == f"{said}'srobust incident gpt 1' shows it"
