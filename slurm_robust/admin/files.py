@@ -29,9 +29,8 @@ class InstallError(SrobustError):
 
     exit_code = ExitCode.JOB_DIR
 
-    def __init__(self, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.fix = fix
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message, fix=fix)
 
 
 class RootOnly(InstallError):

@@ -180,7 +180,9 @@ def _copy_from_storage(
     """Copy both files, verified before the sidecar gets its name."""
     source = store.part_path(ref, rank, world_size)
     if not source.exists():
-        raise MissingCheckpoint(f"{source} is not there")
+        raise MissingCheckpoint(
+            f"{source} is not there", fix="srobust checkpoint ls JOB shows the checkpoints that are whole"
+        )
     verify_part(source)
     with target.publishing_data(ref, rank) as path:
         shutil.copyfile(store.data_path(ref, rank), path)

@@ -67,8 +67,8 @@ def start_of(job: JobView, generation: int | None = None) -> GenerationStart:
         name = f"job {job.state.job_id}"
         if generation is None:
             raise NoSuchGeneration(f"{name} has launched no generation yet", fix="try again when it trains")
-        has = f"it has {fold_ranks(job.launches)}" if job.launches else "none was launched yet"
-        raise NoSuchGeneration(f"{name} has no generation {number}; {has}")
+        fix = f"name one of {fold_ranks(job.launches)}" if job.launches else "try again when it trains"
+        raise NoSuchGeneration(f"{name} has no generation {number}", fix=fix)
     launch, incident = job.launches[number], job.incident_of.get(number)
     closed = (
         next((e for e in incident.events if isinstance(e, ev.IncidentClosed)), None) if incident else None

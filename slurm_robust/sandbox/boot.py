@@ -153,7 +153,10 @@ def slurm_version() -> tuple[int, int]:
     try:
         return int(numbers[0]), int(numbers[1])
     except (ValueError, IndexError):
-        raise BootFailed(f"slurmd -V prints no release: {done.stdout!r} {done.stderr!r}") from None
+        raise BootFailed(
+            f"slurmd -V prints no release: {done.stdout!r} {done.stderr!r}",
+            fix="apt-get install --reinstall slurmd",
+        ) from None
 
 
 def launch_init(folder: StateFolder, view: SandboxView) -> None:

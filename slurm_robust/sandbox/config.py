@@ -88,18 +88,25 @@ class SandboxConfig:
         if self.leaf_size is not None:
             _between("leaf_size", self.leaf_size, 1, self.nodes)
         if not self.users:
-            raise InvalidSandbox("users: name at least one, for example alice")
+            raise InvalidSandbox("users: none is named", fix="name at least one, for example alice")
         for user in self.users:
             if not _USER.fullmatch(user) or user == "root":
-                raise InvalidSandbox(f"users: {user!r} cannot be a user's name, use one like alice")
+                raise InvalidSandbox(f"users: {user!r} cannot be a user's name", fix="use one like alice")
         if len(set(self.users)) != len(self.users):
-            raise InvalidSandbox(f"users: a name is given twice in {', '.join(self.users)}")
+            raise InvalidSandbox(
+                f"users: a name is given twice in {', '.join(self.users)}", fix="give each name once"
+            )
         for line in self.slurm_conf_lines:
             if "=" not in line or "\n" in line:
-                raise InvalidSandbox(f"slurm_conf_lines: {line!r} is not of the form Key=value")
+                raise InvalidSandbox(
+                    f"slurm_conf_lines: {line!r} is not of the form Key=value",
+                    fix="give each line by itself, as it stands in slurm.conf",
+                )
         for path in self.binds:
             if not path.startswith("/"):
-                raise InvalidSandbox(f"binds: {path!r} is not an absolute path")
+                raise InvalidSandbox(
+                    f"binds: {path!r} is not an absolute path", fix="give the path from / on"
+                )
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -121,7 +128,7 @@ class SandboxConfig:
         if user == "root":
             return 0
         if user not in self.users:
-            raise InvalidSandbox(f"no user {user!r} here; there are: root, {', '.join(self.users)}")
+            raise InvalidSandbox(f"no user {user!r} here", fix=f"name one of root, {', '.join(self.users)}")
         return FIRST_UID + self.users.index(user)
 
     def to_json(self) -> str:
@@ -139,10 +146,10 @@ class SandboxConfig:
 def check_name(name: str) -> str:
     """Return a sandbox's name, which is also a folder's. Raises :class:`InvalidSandbox`."""
     if not _NAME.fullmatch(name):
-        raise InvalidSandbox(f"{name!r} cannot name a sandbox: use up to 32 of a-z, 0-9, - and _")
+        raise InvalidSandbox(f"{name!r} cannot name a sandbox", fix="use up to 32 of a-z, 0-9, - and _")
     return name
 
 
 def _between(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise InvalidSandbox(f"{name}: {value} is not between {low} and {high}")
+        raise InvalidSandbox(f"{name}: {value} is out of range", fix=f"give a number from {low} to {high}")

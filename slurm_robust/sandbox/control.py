@@ -73,7 +73,7 @@ class Control:
         answer = json.loads(text)
         assert isinstance(answer, dict)
         if "error" in answer:
-            raise SandboxError(str(answer["error"]))
+            raise SandboxError(str(answer["error"]), fix=f"see srobust sandbox logs init --name {self._name}")
         return answer
 
     def _not_up(self) -> NotUp:

@@ -22,9 +22,8 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 class SandboxError(SrobustError):
     """Base of this unit's errors; ``fix`` says what to do."""
 
-    def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(f"{message}\n  fix: {fix}" if fix else message)
-        self.fix = fix
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(f"{message}\n  fix: {fix}", fix=fix)
 
 
 class InvalidSandbox(SandboxError, ValueError):
@@ -62,6 +61,14 @@ class BootFailed(SandboxError):
 
     exit_code = ExitCode.SLURM
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        fix: str = "see to what it says; a busy machine may have been too slow: try again",
+    ) -> None:
+        super().__init__(message, fix=fix)
+
 
 class FaultRefused(SandboxError):
     """A fault that cannot be injected as it was asked for."""
@@ -72,7 +79,10 @@ class ExecFailed(SandboxError):
 
     def __init__(self, argv: Sequence[str], returncode: int, stdout: str, stderr: str) -> None:
         last = (stderr.strip() or stdout.strip() or "no output")[-2000:]
-        super().__init__(f"{' '.join(argv)} ended with exit code {returncode}: {last}")
+        super().__init__(
+            f"{' '.join(argv)} ended with exit code {returncode}: {last}",
+            fix="see to what it says; srobust sandbox status shows what runs",
+        )
         self.argv = tuple(argv)
         self.returncode = returncode
         self.stdout = stdout

@@ -71,7 +71,10 @@ class Faults:
         if worker is None:
             known = procs.ranks_of(processes, job_id)
             seen = f"ranks seen: {', '.join(map(str, known))}" if known else "no rank of it was seen"
-            raise NotThere(f"no process of rank {rank} of job {job_id} on any node; {seen}")
+            raise NotThere(
+                f"no process of rank {rank} of job {job_id} on any node; {seen}",
+                fix=f"srobust sandbox exec -- srobust status {job_id} shows which ranks run",
+            )
         return worker.pid
 
     # -- nodes -------------------------------------------------------------------------------------
@@ -160,13 +163,16 @@ class Faults:
         """Fill the node's own /tmp or /dev/shm: ``mb`` MiB, or all that is left. Undo: :meth:`free_disk`."""
         self._need_node(node, on=True)
         if path.rstrip("/") not in FILLABLE:
-            raise FaultRefused(f"{path} is not a node's own disk; there are: {', '.join(FILLABLE)}")
+            raise FaultRefused(f"{path} is not a node's own disk", fix=f"name one of {', '.join(FILLABLE)}")
         file = f"/proc/{self._view.node_pid(node)}/root{PurePosixPath(path)}/{FILL_NAME}"
         # Every user may write there: never follow a link that was left under this name.
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise FaultRefused(f"cannot write {path}/{FILL_NAME} on {node}: {error.strerror}") from error
+            raise FaultRefused(
+                f"cannot write {path}/{FILL_NAME} on {node}: {error.strerror}",
+                fix=f"srobust sandbox fault free-disk {node} removes it",
+            ) from error
         fault = self._record("fill-disk", f"{node}:{path}")
         try:
             _fill(descriptor, mb)
@@ -197,7 +203,7 @@ class Faults:
         names = self._view.config.node_names
         if node not in names:
             hint = " (the head is not a compute node)" if node == HEAD else ""
-            raise NotThere(f"no compute node {node!r}{hint}; there are: {', '.join(names)}")
+            raise NotThere(f"no compute node {node!r}{hint}", fix=f"name one of {', '.join(names)}")
         state = self._view.control.nodes().get(node)
         is_on = state is not None and state.on
         if is_on != on:

@@ -58,7 +58,10 @@ def _compile(folder: Path) -> None:
             check=False,
         )
         if done.returncode != 0:
-            raise BootFailed(f"{SOURCE.name} does not compile: {done.stderr[-1500:]}")
+            raise BootFailed(
+                f"{SOURCE.name} does not compile: {done.stderr[-1500:]}",
+                fix="apt-get install --reinstall gcc libc6-dev",
+            )
         target.chmod(0o755)
         os.replace(target, folder / LIBRARY)
 
@@ -95,7 +98,7 @@ class StandInGpus:
     def set(self, index: int | None = None, **values: object) -> None:
         """Change values of one GPU, or of all. None: the hardware does not have it."""
         if index is not None and not 0 <= index < self._count:
-            raise NotThere(f"no GPU {index} on {self._node}: it has {self._count}")
+            raise NotThere(f"no GPU {index} on {self._node}: it has {self._count}", fix="count them from 0")
         target = ALL if index is None else str(index)
         self._append(f"{target} {key} {_value(value)}" for key, value in values.items())
 

@@ -48,7 +48,9 @@ def heal(sandbox: Sandbox, timeout_s: float = HEAL_S) -> None:
     _mend_machines(sandbox)
     left = max(0.0, deadline - time.monotonic())
     if forgotten.exists() and not wait_until(lambda: _pass_over_lost_ids(sandbox), left):
-        raise BootFailed(f"slurmctld takes no job\n{sandbox.read_log('slurmctld', lines=15)}")
+        raise BootFailed(
+            f"slurmctld takes no job\n{sandbox.read_log('slurmctld', lines=15)}", fix=_anew(sandbox)
+        )
     forgotten.unlink(missing_ok=True)
     _cancel_jobs(sandbox, deadline)
     _delete_reservations(sandbox)
@@ -127,7 +129,11 @@ def _cancel_jobs(sandbox: Sandbox, deadline: float) -> None:
 
     if not wait_until(none_left, max(0.0, deadline - time.monotonic()), POLL_S):
         jobs = _root(sandbox, ["squeue", "--noheader", "--format=%A %T %R"])
-        raise BootFailed(f"jobs that do not end:\n{jobs}")
+        raise BootFailed(f"jobs that do not end:\n{jobs}", fix=_anew(sandbox))
+
+
+def _anew(sandbox: Sandbox) -> str:
+    return f"boot a new one: srobust sandbox down --name {sandbox.name}, then up"
 
 
 def _delete_reservations(sandbox: Sandbox) -> None:

@@ -54,8 +54,8 @@ def plan_mounts(
         own = (*covers, "/etc")
         if any(is_below(cover, item.path) for cover in own):
             raise InvalidSandbox(
-                f"{item.path} cannot be made reachable: every node has its own {', '.join(own)}. "
-                "Name a folder below instead"
+                f"{item.path} cannot be made reachable: every node has its own {', '.join(own)}",
+                fix="name a folder below it",
             )
         if not any(is_below(item.path, cover) for cover in own):
             blocked = next((a for a in _ancestors(item.path) if closed(a)), None)

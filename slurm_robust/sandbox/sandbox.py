@@ -179,7 +179,7 @@ class Sandbox(SandboxView):
         """Return a daemon's log, the last ``lines`` of it if that is not 0. Raises :class:`SandboxError`."""
         known = sorted(path.stem for path in self.folder.logs.glob("*.log"))
         if daemon not in known:
-            raise NotThere(f"no log of {daemon!r}; there are: {', '.join(known)}")
+            raise NotThere(f"no log of {daemon!r}", fix=f"name one of {', '.join(known)}")
         text = self.folder.log(daemon).read_text(errors="replace").splitlines()
         return "\n".join(text[-lines:] if lines > 0 else text)
 

@@ -52,14 +52,16 @@ class SandboxView:
         inner = state.pid
         found = procs.find_child(self.init_pid(), lambda process: process.nspids[-2:] == (inner, 1))
         if found is None:
-            raise SandboxError(f"{node} died just now; see {self.folder.log('init')}")
+            raise SandboxError(
+                f"{node} died just now", fix=f"see {self.folder.log('init')}, and boot it again"
+            )
         return found.pid
 
     def check_node(self, node: str, *, head: bool = False) -> None:
         """Raise :class:`SandboxError` for a node that this sandbox does not have."""
         names = self.config.all_names if head else self.config.node_names
         if node not in names:
-            raise NotThere(f"no node {node!r} in {self.folder.name!r}; there are: {', '.join(names)}")
+            raise NotThere(f"no node {node!r} in {self.folder.name!r}", fix=f"name one of {', '.join(names)}")
 
     def host_pids(self, node: str) -> tuple[int, ...]:
         """Return the machine's pids of everything that runs on the node, its PID 1 included."""

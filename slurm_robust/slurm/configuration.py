@@ -15,6 +15,7 @@ class ConfigurationRefused(SrobustError):
     """slurmctld does not answer, or does not take its configuration."""
 
     exit_code = ExitCode.SLURM
+    fix = "see whether slurmctld runs (scontrol ping), and what its log says"
 
 
 class LiveConfiguration:

@@ -75,6 +75,9 @@ def load_client(folder: Path) -> ClientKeys:
     return ClientKeys(client=_load(folder / _CLIENT), server_public=_load(folder / _SERVER).public)
 
 
+_ANEW = "start the job with a new job directory"
+
+
 def _load(path: Path) -> KeyPair:
     try:
         # Root helps others, with the keys of their jobs.
@@ -84,16 +87,16 @@ def _load(path: Path) -> KeyPair:
             content = file.read(_MAX_BYTES)
     except OSError as error:
         raise KeysError(
-            f"cannot read the job's key {path}: {error.strerror}; it is made by 'srobust run', "
-            "check that this node and user see the job directory"
+            f"cannot read the job's key {path}: {error.strerror}",
+            fix="'srobust run' makes it: check that this node and user see the job directory",
         ) from error
     pair = decoded(
         _pairs,
         content,
-        lambda why: KeysError(f"{path} is not a key file ({why}); start the job with a new job directory"),
+        lambda why: KeysError(f"{path} is not a key file ({why})", fix=_ANEW),
     )
     if stat.S_IMODE(mode) & 0o077:
-        raise KeysError(f"others may read {path}, so it protects nothing: chmod 600 {path}")
+        raise KeysError(f"others may read {path}, so it protects nothing", fix=f"chmod 600 {path}")
     if len(pair.public) != 40 or len(pair.secret) != 40:
-        raise KeysError(f"{path} is not a key file; start the job with a new job directory")
+        raise KeysError(f"{path} is not a key file", fix=_ANEW)
     return pair

@@ -272,7 +272,7 @@ def test_a_full_disk_refuses_writes_until_it_is_freed(sandboxes: Callable[..., S
     assert sandbox.exec(write, node="n2").returncode == 0
     sandbox.fault.free_disk("n1")
     assert sandbox.exec(write, node="n1").returncode == 0
-    with pytest.raises(FaultRefused, match="/home is not a node's own disk; there are: /tmp, /dev/shm"):
+    with pytest.raises(FaultRefused, match="/home is not a node's own disk\n  fix: name one of /tmp, /dev/shm"):
         sandbox.fault.fill_disk("n1", "/home")
 
 
@@ -288,7 +288,7 @@ def test_a_link_in_tmp_does_not_lead_the_filling_astray(sandbox: Sandbox) -> Non
 @pytest.mark.parametrize("node", ["n9", "head", "", "../n1"])
 def test_faults_refuse_nodes_that_do_not_exist(sandbox: Sandbox, node: str) -> None:
     count = len(sandbox.folder.faults.read_text().splitlines()) if sandbox.folder.faults.exists() else 0
-    with pytest.raises(NotThere, match="there are: n1, n2, n3, n4"):
+    with pytest.raises(NotThere, match="name one of n1, n2, n3, n4"):
         sandbox.fault.power_cut(node)
     after = len(sandbox.folder.faults.read_text().splitlines()) if sandbox.folder.faults.exists() else 0
     assert after == count

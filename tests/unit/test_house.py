@@ -311,6 +311,43 @@ def test_threads_are_started_in_one_place() -> None:
     assert {dotted(path) for path in MODULES if calls(path, "Thread")} == allowed
 
 
+# What is raised there ends in the traceback of a script, or in an agent: its message says all.
+IN_A_SCRIPT = ("agent", "checkpoint", "integrations", "worker")
+
+
+@pytest.mark.slow
+def test_an_error_that_a_command_may_show_names_its_fix() -> None:
+    """Where it is raised, or in its class; mypy finds what lacks it where a class takes it as an argument."""
+    trees = {path: ast.parse(path.read_text()) for path in MODULES}
+    classes = {
+        node.name: node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
+    }
+    lacking = [
+        f"{path.relative_to(ROOT)}:{node.lineno} raises {name}"
+        for path, tree in trees.items()
+        if unit_of(dotted(path)) not in IN_A_SCRIPT
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        for name in (ast.unparse(node.exc.func).rpartition(".")[2],)
+        if not (names_fix(name, classes) or any(word.arg == "fix" for word in node.exc.keywords))
+    ]
+    assert not lacking, "\n".join(lacking)
+
+
+def names_fix(name: str, classes: dict[str, ast.ClassDef]) -> bool:
+    """Whether each error of this class has a fix; what is no error of ours needs none."""
+    if name == "SrobustError" or name not in classes:
+        return name not in classes
+    own = classes[name]
+    bases = [names_fix(base.id, classes) for base in own.bases if isinstance(base, ast.Name)]
+    return not is_ours(name, classes) or "fix" in ast.unparse(own.body) or all(bases)
+
+
+def is_ours(name: str, classes: dict[str, ast.ClassDef]) -> bool:
+    bases = classes[name].bases if name in classes else []
+    return name == "SrobustError" or any(is_ours(ast.unparse(base), classes) for base in bases)
+
+
 def test_importing_every_module_does_nothing(tmp_path: Path) -> None:
     """In a bare environment each module can be imported, and none prints, starts or writes anything."""
     names = [dotted(path) for path in MODULES if path.stem != "__main__" and not needs_torch(path)]

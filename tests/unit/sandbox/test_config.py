@@ -12,12 +12,12 @@ from slurm_robust.sandbox.folder import StateFolder, state_root
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"nodes": 0}, "nodes: 0 is not between 1 and 512"),
+        ({"nodes": 0}, "nodes: 0 is out of range\n  fix: give a number from 1 to 512"),
         ({"cpus": -1}, "cpus: -1"),
         ({"slurmd_timeout_s": 1}, "slurmd_timeout_s: 1"),
         ({"cred_expire_s": 2}, "cred_expire_s: 2"),
         ({"nodes": 2, "leaf_size": 3}, "leaf_size: 3"),
-        ({"users": ()}, "users: name at least one"),
+        ({"users": ()}, "users: none is named\n  fix: name at least one"),
         ({"users": ("root",)}, "users: 'root'"),
         ({"users": ("../x",)}, "users: '../x'"),
         ({"users": ("a", "a")}, "given twice"),
@@ -50,7 +50,7 @@ def test_every_node_has_an_address_of_its_own() -> None:
 def test_uids_follow_the_order_of_the_users() -> None:
     config = SandboxConfig(users=("alice", "bob"))
     assert [config.uid(user) for user in ("root", "alice", "bob")] == [0, 10001, 10002]
-    with pytest.raises(InvalidSandbox, match="no user 'eve' here; there are: root, alice, bob"):
+    with pytest.raises(InvalidSandbox, match="no user 'eve' here\n  fix: name one of root, alice, bob"):
         config.uid("eve")
 
 

@@ -84,7 +84,7 @@ def test_what_the_own_disks_would_hide_shows_through() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/home", "/dev", "/tmp", "/etc"])
 def test_a_path_that_would_hide_the_own_disks_is_refused(path: str) -> None:
-    with pytest.raises(InvalidSandbox, match="Name a folder below instead"):
+    with pytest.raises(InvalidSandbox, match="fix: name a folder below it"):
         plan(ReachablePath(path))
 
 

@@ -91,7 +91,7 @@ def test_the_table_has_a_line_per_node(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["up", "--nodes", "0"], ExitCode.USAGE, "nodes: 0 is not between"),
+        (["up", "--nodes", "0"], ExitCode.USAGE, "fix: give a number from 1 to 512"),
         (["status", "--name", "../x"], ExitCode.USAGE, "cannot name a sandbox"),
         (["status"], ExitCode.NO_INPUT, "srobust sandbox up --name default"),
         (["exec", "--", "true"], ExitCode.NO_INPUT, "no sandbox 'default' is up"),
@@ -132,6 +132,6 @@ def test_arguments_of_the_command_are_not_interpreted(argv: list[str], expected:
 
 def test_a_node_that_the_sandbox_does_not_have() -> None:
     view = SandboxView(StateFolder("x"), SandboxConfig(nodes=2))
-    with pytest.raises(NotThere, match="no node 'n9' in 'x'; there are: n1, n2") as error:
+    with pytest.raises(NotThere, match="no node 'n9' in 'x'\n  fix: name one of n1, n2") as error:
         view.check_node("n9")
     assert error.value.exit_code == ExitCode.NO_INPUT

@@ -37,8 +37,9 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
 def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
     create_keys(tmp_path)
     (tmp_path / "agent.json").chmod(0o640)
-    with pytest.raises(KeysError, match="chmod 600"):
+    with pytest.raises(KeysError, match="others may read") as error:
         load_client(tmp_path)
+    assert error.value.fix == f"chmod 600 {tmp_path / 'agent.json'}"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"public": "x", "secret": "y"}', b"\xff"])
@@ -50,5 +51,6 @@ def test_a_broken_key_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_folder_is_told_with_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(KeysError, match="job directory"):
+    with pytest.raises(KeysError, match="nowhere") as error:
         load_client(tmp_path / "nowhere")
+    assert error.value.fix.endswith("see the job directory")
