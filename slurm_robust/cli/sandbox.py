@@ -324,15 +324,20 @@ def _exec(args: argparse.Namespace) -> int:
 def run_whole(command: Sequence[str]) -> int:
     """Run a command without a terminal; its exit code. A signal ends it with all that it has started."""
     ended: list[int] = []
-    child = subprocess.Popen(["setpriv", "--pdeathsig=KILL", "--", *command], process_group=0)
+    child: subprocess.Popen[bytes] | None = None
 
-    def pass_on(number: int, _: object) -> None:
+    def pass_on(number: int, _: object = None) -> None:
         ended.append(number)
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
+        if child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
 
+    # First: the command may run before Popen has returned.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
+    child = subprocess.Popen(["setpriv", "--pdeathsig=KILL", "--", *command], process_group=0)
+    for number in tuple(ended):
+        pass_on(number)
     code = child.wait()
     if ended:
         # A shell starts what runs in the background deaf to SIGINT.

@@ -272,7 +272,9 @@ def test_a_full_disk_refuses_writes_until_it_is_freed(sandboxes: Callable[..., S
     assert sandbox.exec(write, node="n2").returncode == 0
     sandbox.fault.free_disk("n1")
     assert sandbox.exec(write, node="n1").returncode == 0
-    with pytest.raises(FaultRefused, match="/home is not a node's own disk\n  fix: name one of /tmp, /dev/shm"):
+    with pytest.raises(
+        FaultRefused, match="/home is not a node's own disk\n  fix: name one of /tmp, /dev/shm"
+    ):
         sandbox.fault.fill_disk("n1", "/home")
 
 
