@@ -140,6 +140,8 @@ build_deb() {
     arch=$(dpkg --print-architecture)
     out=$DIST/slurm-robust_${PACKAGE_VERSION}-1_$arch.deb
     cp -a "$STAGE" "$tree"
+    # Where Debian's zsh looks.
+    mv "$tree"/usr/share/zsh/{site-functions,vendor-completions}
     gzip -9n >"$tree${DOC#"$STAGE"}/changelog.Debian.gz" <<EOF
 slurm-robust (${PACKAGE_VERSION}-1) unstable; urgency=medium
 

@@ -11,6 +11,7 @@ from slurm_robust.admin.files import Item
 from slurm_robust.config import reference
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
+from slurm_robust.terminal import completion
 
 DATA = Path(__file__).parent / "data"
 ETC = "/etc/slurm-robust"
@@ -86,6 +87,10 @@ def package_items(layout: Layout) -> list[Item]:
         *(
             Item(path=f"{layout.prefix}/share/man/man{name[-1]}/{name}", text=text)
             for name, text in man_pages().items()
+        ),
+        *(
+            Item(path=f"{layout.prefix}/{place}", text=completion.SCRIPTS[shell])
+            for shell, place in completion.PLACES.items()
         ),
         *(Item(path=f"{UNITS}/{name}", text=unit(name, layout)) for name in units),
     ]

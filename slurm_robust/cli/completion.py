@@ -1,4 +1,4 @@
-"""``srobust completion``: the lines with which a shell completes command lines of ``srobust``."""
+"""``srobust completion``: prints what makes a shell complete command lines of ``srobust``."""
 
 from __future__ import annotations
 
@@ -7,39 +7,7 @@ import argparse
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, add_command
 from slurm_robust.model.errors import ExitCode
-
-SCRIPTS = {
-    "bash": """_srobust() {
-    local cur=${COMP_WORDS[COMP_CWORD]} found IFS=$'\\n'
-    [[ $cur == = ]] && cur=
-    found=$("$1" completion --words "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$cur" 2>/dev/null)
-    if [[ $found == :files ]]; then
-        compopt -o filenames
-        COMPREPLY=($(compgen -f -- "$cur"))
-    else
-        COMPREPLY=($found)
-    fi
-}
-complete -F _srobust srobust
-""",
-    "zsh": """#compdef srobust
-_srobust() {
-    local -a found
-    found=("${(@f)$("${words[1]}" completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ $found[1] == :files ]]; then
-        _files
-    else
-        compadd -- ${found:#}
-    fi
-}
-if [[ $funcstack[1] == _srobust ]]; then
-    _srobust "$@"
-else
-    compdef _srobust srobust
-fi
-""",
-}
-"""By shell."""
+from slurm_robust.terminal.completion import SCRIPTS
 
 
 def register(commands: Commands) -> None:

@@ -336,8 +336,8 @@ def run_whole(command: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
     child = subprocess.Popen(["setpriv", "--pdeathsig=KILL", "--", *command], process_group=0)
-    for number in tuple(ended):
-        pass_on(number)
+    for early in tuple(ended):
+        pass_on(early)
     code = child.wait()
     if ended:
         # A shell starts what runs in the background deaf to SIGINT.

@@ -122,6 +122,14 @@ def works_by_hand(cluster: Cluster) -> None:
     said = cluster.refused("n1", "/usr/bin/srobust", "run", "train.py")
     assert "activate the environment of your training" in said
     assert "srobust" in cluster.run("n1", "zcat", "/usr/share/man/man8/srobust-node.8.gz")
+    completes = (
+        ". /usr/share/bash-completion/completions/srobust; COMP_WORDS=(srobust adm) COMP_CWORD=1; "
+        'complete -p srobust; _srobust /usr/bin/srobust; echo "${COMPREPLY[@]}"'
+    )
+    assert cluster.run("n1", "bash", "-c", completes) == "complete -F _srobust srobust\nadmin\n"
+    assert cluster.run("n1", "cat", "/usr/share/zsh/vendor-completions/_srobust").startswith(
+        "#compdef srobust"
+    )
     doc = "/usr/share/doc/slurm-robust"
     assert "Mozilla Public License" in cluster.run("n1", "cat", f"{doc}/copyright")
     assert cluster.run("n1", "zcat", f"{doc}/changelog.Debian.gz").startswith("slurm-robust (")

@@ -469,6 +469,7 @@ def test_another_prefix_is_where_everything_goes(machine: Machine) -> None:
     hook = machine.path(f"{items.HOOKS}/prolog/50-slurm-robust")
     assert os.readlink(hook) == "/opt/x/libexec/slurm-robust/prolog.sh"
     assert machine.path("/opt/x/share/man/man8/srobust-node.8").exists()
+    assert machine.path("/opt/x/share/zsh/site-functions/_srobust").read_text().startswith("#compdef srobust")
     assert ".SS srobust status" in machine.path("/opt/x/share/man/man1/srobust.1").read_text()
     assert not machine.path("/usr/local").exists()
 

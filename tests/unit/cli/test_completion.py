@@ -12,8 +12,8 @@ import pytest
 
 from slurm_robust.cli.candidates import FILES, RUNNING_S, candidates, job_names
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.completion import SCRIPTS
 from slurm_robust.cli.main import main, make_parser
+from slurm_robust.terminal.completion import SCRIPTS
 from tests.unit.trainings.test_find import started
 
 
