@@ -20,7 +20,9 @@ from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, must_be_root
 from slurm_robust.admin.verify import matches
 from slurm_robust.home import is_packaged
+from slurm_robust.model.record import Record
 from slurm_robust.slurm.configuration import ConfigurationRefused
+from slurm_robust.terminal.console import show
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
 
@@ -32,16 +34,43 @@ _NOT_LINKED = (
     "'srobust admin install --link-site-folders' makes it, when what is shown here is what you want"
 )
 
+_NOT_FOUND = "slurm.conf was not found here (--slurm-conf names it)"
+
 NODES_FIRST = (
     "a Prolog or Epilog that names files which a node does not have drains that node: run 'srobust admin "
     "install' on every node first, then this once with --apply --all-nodes-have-it"
 )
 
 
+class PlannedFile(Record):
+    """What would be done with a path."""
+
+    action: str
+    """``same``: nothing, it is as it should be."""
+
+    path: str
+    why: str = ""
+
+
+class DryRun(Record):
+    """What an installation, or its removal, would do."""
+
+    files: tuple[PlannedFile, ...]
+    slurm_conf: str
+    """The unified difference of slurm.conf and the files that it includes; empty if nothing would change."""
+
+    why: dict[str, str]
+    """By key of slurm.conf that would be set: why the hooks need it."""
+
+    notes: tuple[str, ...]
+    """What a person must know before."""
+
+
 def main(
     *,
     prefix: str | None = None,
     dry_run: bool = False,
+    json: bool = False,
     apply: bool = False,
     all_nodes: bool = False,
     link_site: bool = False,
@@ -51,6 +80,8 @@ def main(
     site: Site | None = None,
 ) -> int:
     """Install. Returns 0, or 1 if slurm.conf was changed and the cluster is not as it should be then.
+
+    ``json``: a dry run prints what it would do as one document.
 
     Raises :class:`InstallError`, or ``InvalidSettings`` for a configuration that is wrong.
     """
@@ -75,12 +106,18 @@ def main(
         _refuse_shared(site, links)
     wanted = items.items(layout, links)
     steps = site.tree.steps(wanted)
+    unlinked = [f"{link} {_NOT_LINKED}" for link in waiting]
+    changed = {step.path for step in steps}
+    same = sorted(item.path for item in wanted if item.path not in changed)
+    if dry_run and json:
+        notes = (*unlinked, *(() if files else (_NOT_FOUND,)), *_order(plan.diff()))
+        show(_planned(steps, plan, same, notes), str, json=True)
+        return 0
     print(listed(steps) or "files: all as they should be")
-    for link in waiting:
-        print(f"note: {one_line(link, None)} {_NOT_LINKED}")
+    for note in unlinked:
+        print(f"note: {one_line(note, None)}")
     if dry_run:
-        changed = {step.path for step in steps}
-        for path in sorted(item.path for item in wanted if item.path not in changed):
+        for path in same:
             print(f"{'same':>8}  {one_line(path)}")
         _show(plan, bool(files), applied=False)
         return 0
@@ -178,6 +215,29 @@ def _refuse_open(site: Site, layout: Layout) -> None:
         )
 
 
+def _planned(
+    steps: Sequence[FileChange],
+    plan: slurmconf.SlurmConfChange,
+    same: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> DryRun:
+    difference = plan.diff()
+    return DryRun(
+        files=(
+            *(PlannedFile(action=step.action.value, path=step.path, why=step.why) for step in steps),
+            *(PlannedFile(action="same", path=path) for path in same),
+        ),
+        slurm_conf=difference,
+        why=dict(slurmconf.whys(difference)),
+        notes=(*notes, *plan.notes),
+    )
+
+
+def _order(difference: str) -> tuple[str, ...]:
+    """Say what goes first, if the change of slurm.conf names files that nodes must have."""
+    return (NODES_FIRST,) if any(line.startswith("+Prolog=") for line in difference.splitlines()) else ()
+
+
 def _show(plan: slurmconf.SlurmConfChange, known: bool, *, applied: bool) -> None:
     for note in plan.notes:
         print(f"note: {one_line(note, None)}")
@@ -186,17 +246,18 @@ def _show(plan: slurmconf.SlurmConfChange, known: bool, *, applied: bool) -> Non
         print("slurm.conf: nothing to change")
         return
     if not known:
-        print("slurm.conf was not found here (--slurm-conf names it); it needs:")
+        print(f"{_NOT_FOUND}; it needs:")
     for key, why in slurmconf.whys(difference):
         print(f"why {key}: {why}")
     print(f"{difference}" if applied else f"{difference}\nslurm.conf was not changed (--apply does it)")
-    if not applied and any(line.startswith("+Prolog=") for line in difference.splitlines()):
-        print(f"note: {NODES_FIRST}")
+    for note in () if applied else _order(difference):
+        print(f"note: {note}")
 
 
 def uninstall(
     *,
     dry_run: bool = False,
+    json: bool = False,
     apply: bool = False,
     purge: bool = False,
     slurm_conf: str = "",
@@ -212,6 +273,9 @@ def uninstall(
     files = site.slurm_files()
     plan = slurmconf.without_ours(files)
     steps = site.tree.steps(())
+    if dry_run and json:
+        show(_planned(steps, plan), str, json=True)
+        return 0
     print(plan.diff() or "slurm.conf: nothing to change")
     if dry_run:
         print(listed(steps) or "files: none of ours")

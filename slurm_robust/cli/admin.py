@@ -7,7 +7,7 @@ import argparse
 from slurm_robust.admin import quarantine, repair
 from slurm_robust.cli import fleet
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, add_command, add_group, add_node_config, add_nodes
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_group, add_node_config, add_nodes
 
 
 def register(commands: Commands) -> None:
@@ -78,13 +78,14 @@ def _register_install(commands: Commands) -> None:
         text,
         examples=(
             ("srobust admin install --dry-run", "show the files and the lines of slurm.conf"),
+            ("srobust admin install --dry-run --json", "the same for a program"),
             ("srobust admin install --apply --all-nodes-have-it", "write them, and change slurm.conf"),
         ),
     )
     parser.add_argument(
         "--prefix", metavar="DIR", help="folder for scripts and manual pages (default: /usr/local)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    _add_dry_run(parser)
     parser.add_argument(
         "--apply", action="store_true", help="change slurm.conf, with a backup, and run scontrol reconfigure"
     )
@@ -111,9 +112,11 @@ def _install(args: argparse.Namespace) -> int:
     # Timers run the other commands every few minutes: those need not import this.
     from slurm_robust.admin import install
 
+    _check_json(args)
     return install.main(
         prefix=args.prefix,
         dry_run=args.dry_run,
+        json=args.json,
         apply=args.apply,
         all_nodes=args.all_nodes_have_it,
         link_site=args.link_site_folders,
@@ -160,7 +163,7 @@ def _register_uninstall(commands: Commands) -> None:
             ("srobust admin uninstall --apply", "remove it, and undo the change of slurm.conf"),
         ),
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    _add_dry_run(parser)
     parser.add_argument("--apply", action="store_true", help="undo the change of slurm.conf")
     parser.add_argument(
         "--purge",
@@ -173,9 +176,24 @@ def _register_uninstall(commands: Commands) -> None:
 def _uninstall(args: argparse.Namespace) -> int:
     from slurm_robust.admin import install
 
+    _check_json(args)
     return install.uninstall(
-        dry_run=args.dry_run, apply=args.apply, purge=args.purge, slurm_conf=args.slurm_conf
+        dry_run=args.dry_run,
+        json=args.json,
+        apply=args.apply,
+        purge=args.purge,
+        slurm_conf=args.slurm_conf,
     )
+
+
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("--json", action="store_true", help="print what a dry run shows as JSON")
+
+
+def _check_json(args: argparse.Namespace) -> None:
+    if args.json and not args.dry_run:
+        raise UsageError("--json is for --dry-run", fix="give both, or neither")
 
 
 def _add_slurm_conf(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,11 @@ from slurm_robust import __version__
 from slurm_robust.admin import install, items, verify
 from slurm_robust.admin.files import MANIFEST, FileAction, InstallError, Item, Manifest, Tree
 from slurm_robust.admin.site import Site
+from slurm_robust.cli.main import main
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.kernel.host import node_name
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -126,6 +128,27 @@ def test_a_dry_run_changes_nothing_and_shows_everything(
     capsys.readouterr()
     machine.install(dry_run=True)
     assert f"    same  {items.CONFIG}\n" in capsys.readouterr().out
+
+
+def test_a_dry_run_is_one_document_for_programs(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    before = machine.tree()
+    machine.install(dry_run=True, json=True)
+    found = msgspec.json.decode(capsys.readouterr().out, type=install.DryRun)
+    assert machine.tree() == before
+    actions = {file.path: file.action for file in found.files}
+    assert actions[items.CONFIG] == "new"
+    assert "+Prolog=" in found.slurm_conf
+    assert found.why["Prolog"] == "without it nothing is checked at the start of a job"
+    assert install.NODES_FIRST in found.notes
+    machine.install()
+    capsys.readouterr()
+    machine.install(dry_run=True, json=True)
+    found = msgspec.json.decode(capsys.readouterr().out, type=install.DryRun)
+    assert {file.path: file.action for file in found.files}[items.CONFIG] == "same"
+    machine.uninstall(dry_run=True, json=True)
+    found = msgspec.json.decode(capsys.readouterr().out, type=install.DryRun)
+    assert {file.action for file in found.files} == {"remove"}
+    assert main(["admin", "install", "--json"]) == ExitCode.USAGE
 
 
 def test_what_was_installed_is_taken_away_to_the_last_file(machine: Machine) -> None:
