@@ -41,7 +41,7 @@ modules() {
     # A copy, so that the build leaves nothing in the tree; only what git knows or does not ignore.
     mkdir -p "$WORK/source"
     git ls-files -z --cached --others --exclude-standard pyproject.toml setup.py README.md LICENSE slurm_robust \
-        prolog_epilog man sbatch_templates |
+        prolog_epilog man monitoring sbatch_templates |
         while IFS= read -rd '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done |
         tar --null --files-from=- -cf - | tar -xf - -C "$WORK/source"
     SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION "${PIP[@]}" wheel --no-deps --no-build-isolation \

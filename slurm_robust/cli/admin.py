@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from slurm_robust.admin import quarantine, repair
 from slurm_robust.cli import fleet
@@ -18,6 +19,7 @@ def register(commands: Commands) -> None:
     _register_install(own)
     _register_verify(own)
     _register_uninstall(own)
+    _register_monitoring(own)
     fleet.register_admin(own)
 
 
@@ -194,6 +196,30 @@ def _add_dry_run(parser: argparse.ArgumentParser) -> None:
 def _check_json(args: argparse.Namespace) -> None:
     if args.json and not args.dry_run:
         raise UsageError("--json is for --dry-run", fix="give both, or neither")
+
+
+def _register_monitoring(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "monitoring",
+        _monitoring,
+        "write the dashboards for Grafana, and the alert rules and an example configuration for Prometheus",
+        json=True,
+        examples=(
+            ("srobust admin monitoring --dir monitoring", "into a folder of their own"),
+            ("srobust admin monitoring --dir /etc/prometheus/srobust --force", "again, after an upgrade"),
+        ),
+    )
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, default=Path(), help="folder of the files (default: this one)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that are there")
+
+
+def _monitoring(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import monitoring
+
+    return monitoring.main(args.dir, force=args.force, json=args.json)
 
 
 def _add_slurm_conf(parser: argparse.ArgumentParser) -> None:

@@ -241,12 +241,12 @@ def test_a_build_has_the_version_of_its_tag(built: dict[str, Path]) -> None:
 @pytest.mark.slow
 def test_a_build_holds_the_files_that_links_of_the_tree_lead_to(built: dict[str, Path]) -> None:
     links = [path for path in PACKAGE.rglob("*") if path.is_symlink()]
-    assert len(links) == 3
+    assert len(links) == 4
     files = {
         f"{link.relative_to(ROOT)}/{path.name}": path.read_bytes()
         for link in links
         for path in link.iterdir()
-        if path.suffix in (".sh", ".sbatch", ".yaml", ".5", ".8")
+        if path.suffix in (".sh", ".sbatch", ".yaml", ".yml", ".json", ".5", ".8")
     }
     assert "slurm_robust/templates/data/train.sbatch" in files
     with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:
@@ -267,6 +267,10 @@ def test_an_installed_wheel_writes_the_files_of_a_first_job(built: dict[str, Pat
     assert run(tmp_path, *srobust, "version", **installed) == f"srobust {TAG}"
     run(tmp_path, *srobust, "init", "chained", "--yes", **installed)
     assert {"train-chained.sbatch", "job.yaml"} <= {path.name for path in tmp_path.iterdir()}
+    run(tmp_path, *srobust, "admin", "monitoring", "--dir", "watch", **installed)
+    assert {path.name for path in (tmp_path / "watch").iterdir()} == {
+        path.name for path in (ROOT / "monitoring").iterdir()
+    }
 
 
 @pytest.mark.slow
