@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Action, Evict, Requeue, finds_out_more
+from slurm_robust.model.progress import began_after
 from slurm_robust.model.record import Record
 
 LATE_S = 2.0
@@ -30,8 +31,10 @@ class DrillProgress(Record):
     evicted: tuple[str, ...] = ()
     newest: int = -1
     """The newest step before the restart."""
+    restored: int | None = None
+    """The step of the checkpoint with which ranks began again, -1 for none."""
     lost: int | None = None
-    """Steps that are done again."""
+    """Steps that are done again; None also if the script does not report its steps."""
     went_on_s: float | None = None
     """Until the first new step."""
     step: int = -1
@@ -85,11 +88,11 @@ def _after(known: DrillProgress, event: ev.AnyEvent) -> DrillProgress:
         case ev.Decided() if event.incident == known.incident:
             return _decided(known, event)
         case ev.FirstStep() | ev.ProgressMade():
-            if event.generation == known.planted.generation and event.reported:
-                known = replace(known, newest=max(known.newest, event.step))
+            if event.reported:
+                known = _stepped(known, event.generation, event.step)
             return replace(known, progress_s=max(known.progress_s, since))
-        case ev.GenerationLaunched() if known.incident and known.lost is None and known.newest >= 0:
-            return replace(known, lost=max(0, known.newest - event.restore_step))
+        case ev.GenerationLaunched() if known.incident and known.restored is None:
+            return replace(known, restored=event.restore_step)
         case ev.IncidentClosed() if event.incident == known.incident:
             return replace(known, went_on_s=max(0.0, since), step=event.step)
         case ev.ControllerStarted():
@@ -99,6 +102,15 @@ def _after(known: DrillProgress, event: ev.AnyEvent) -> DrillProgress:
         case ev.RunEnded(final=True):
             return replace(known, ended=event.reason)
     return known
+
+
+def _stepped(known: DrillProgress, generation: int, step: int) -> DrillProgress:
+    """Take in a step that the script reports."""
+    if generation == known.planted.generation:
+        return replace(known, newest=max(known.newest, step))
+    if known.restored is None or known.lost is not None:
+        return known
+    return replace(known, lost=max(0, known.newest - began_after(known.restored, step, known.newest)))
 
 
 def _decided(known: DrillProgress, event: ev.Decided) -> DrillProgress:

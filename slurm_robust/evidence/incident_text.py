@@ -16,6 +16,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
+from slurm_robust.model.progress import began_after
 from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
 from slurm_robust.policy.quick_test import format_quick
@@ -441,7 +442,7 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.SavingStarted():
             yield "saving", f"step {event.step} goes from memory to storage, within {event.most_s:.0f} s"
         case ev.GenerationLaunched():
-            yield "launched", f"generation {event.generation} from {restored_text(event) or 'the beginning'}"
+            yield "launched", f"generation {event.generation}{_whence(event, report)}"
         case ev.FirstStep():
             yield "first step", f"step {event.step}" if event.reported else "done"
         case ev.ControllerStarted():
@@ -500,6 +501,21 @@ def _verdict(event: ev.Decided, signs: Sequence[str]) -> str:
     seen = next((sign for sign in signs if reason.startswith(f"{sign}; ")), "")
     reason = reason[len(seen) + 2 :] if seen else reason
     return f"{at_fault} ({_evidence(verdict)}): {reason}"
+
+
+def _whence(launched: ev.GenerationLaunched, report: IncidentReport) -> str:
+    """Return `` from step 98 from memory``; without a checkpoint of ours what the steps tell."""
+    if restored := restored_text(launched):
+        return f" from {restored}"
+    if report.steps_repeated is None:
+        return ", which goes on where the script resumes by itself"
+    steps = (e for e in report.events if isinstance(e, ev.FirstStep | ev.ProgressMade))
+    first = next((e.step for e in steps if e.generation == launched.generation), None)
+    if first is None:
+        return " from the beginning, or where the script resumes by itself"
+    best = max(e.best_step for e in report.events if isinstance(e, ev.IncidentOpened))
+    is_anew = began_after(launched.restore_step, first, best) < 0
+    return " from the beginning" if is_anew else f", whose first step that was seen is {first}"
 
 
 def restored_text(launched: ev.GenerationLaunched) -> str:

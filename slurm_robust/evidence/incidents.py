@@ -14,6 +14,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Blame, NodeExit, RollBack, Symptom, Verdict, finds_out_more
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.layout import Placement
+from slurm_robust.model.progress import began_after
 from slurm_robust.model.record import Record
 from slurm_robust.model.updates import UpdateBook, UpdateRow
 from slurm_robust.model.verdicts import drill_of, leading
@@ -330,6 +331,8 @@ class _Again:
         elif isinstance(event, ev.FirstStep | ev.ProgressMade):
             self.newest = event.step
             if (began := self._launched.get(event.generation)) is not None:
+                if event.reported and event.generation not in self._again:
+                    began = self._launched[event.generation] = began_after(began, event.step, self.best)
                 self._again[event.generation] = max(0, min(event.step, self.best) - began)
             else:  # heartbeats lag: how far the failed generation was is known a moment later
                 self.best = max(self.best, event.step)

@@ -14,7 +14,7 @@ from slurm_robust.ledger.clock import corrected, ordered
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
 from slurm_robust.model.incident import GiveUp, QuickTest, Requeue, RollBack, finds_out_more
-from slurm_robust.model.progress import CHECKPOINT, EVALUATION, UPDATE
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION, UPDATE, began_after
 from slurm_robust.model.record import Record
 
 NEWS_S = 30.0
@@ -329,6 +329,8 @@ class _Sweep:
         for phase, seconds in phases[:-1]:
             passed += seconds
             self.account.write(begin + round(length * passed / total), self._start_kind(phase))
+        if event.reported and self._step == _NEVER:
+            self._step = began_after(_NEVER, event.step, self._best[True])
         # Several short steps may have passed before the first one was seen.
         steps = 1 if self._step is None else max(1, event.step - self._step)
         again = min(steps, max(0, self._best[event.reported] - (event.step - steps)))

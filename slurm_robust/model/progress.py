@@ -13,6 +13,22 @@ from slurm_robust.model.record import Record
 _SAME_S = 0.01
 
 
+ANEW = 10
+"""A script is at its first steps again if it has come no further than this part of what was done before."""
+
+
+def began_after(restored: int, first: int, best: int) -> int:
+    """Return the step after which a generation of a script that reports its steps began, -1 for none.
+
+    ``restored``: the checkpoint of ours that it began with, -1 for none; ``first``: the first step that was
+    seen of it; ``best``: the newest that any generation before had done, -1 for none. Without a checkpoint of
+    ours a script may resume by itself: one that does not is at its first steps again.
+    """
+    if restored >= 0 or best < 0 or ANEW * first <= best:
+        return restored
+    return first - 1
+
+
 class Progress(Record, array_like=True, gc=False):
     """Step record of one rank, read from outside the worker."""
 

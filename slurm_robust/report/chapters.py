@@ -10,6 +10,7 @@ from rich.text import Text
 from slurm_robust.ledger.ledger import Ledger
 from slurm_robust.ledger.summary import Summary
 from slurm_robust.model import events as ev
+from slurm_robust.model.progress import began_after
 from slurm_robust.report.job_view import JobView
 from slurm_robust.terminal.console import told_table
 from slurm_robust.trainings.jobs import ChapterRow, ChapterState
@@ -20,7 +21,8 @@ def chapter_row(job: JobView, books: Ledger, summary: Summary, state: ChapterSta
     """Return the row of a job with a journal, by its ledger."""
     events, started = job.events, job.started
     launched = next((launch.launched for launch in job.launches.values()), None)
-    steps = [event.step for event in events if isinstance(event, ev.FirstStep | ev.ProgressMade)]
+    seen = [event for event in events if isinstance(event, ev.FirstStep | ev.ProgressMade)]
+    steps = [event.step for event in seen]
     ends = [event for event in events if isinstance(event, ev.RunEnded | ev.ControllerStarted)]
     last = ends[-1] if ends else None
     code = last.code if isinstance(last, ev.RunEnded) and last.final else None
@@ -37,13 +39,28 @@ def chapter_row(job: JobView, books: Ledger, summary: Summary, state: ChapterSta
         started=books.begin + books.started_ms / 1000 if has_begun else None,
         end=books.begin + books.wall_ms / 1000 if state is ChapterState.ENDED else None,
         nodes=max((span.nodes for span in books.spans), default=0),
-        from_step=launched.restore_step if launched is not None else None,
+        from_step=_from_step(launched, seen[0] if seen else None, went_on),
         to_step=max(steps, default=None),
         repeated=books.repeated,
         incidents=len(summary.incidents) - summary.drills,
         ettr=summary.ettr if has_begun else None,
         exit_code=code,
     )
+
+
+def _from_step(
+    launched: ev.GenerationLaunched | None,
+    first: ev.FirstStep | ev.ProgressMade | None,
+    went_on: ev.Continued | None,
+) -> int | None:
+    """Return the step from which the job began, -1 for none; None if that is not known."""
+    if launched is None:
+        return None
+    if launched.restore is not None or first is None:
+        return launched.restore_step
+    best = went_on.best_step if went_on is not None else -1
+    # A script that does not number its steps resumes by itself, if at all.
+    return began_after(launched.restore_step, first.step, best) if first.reported else None
 
 
 # -- the screen ------------------------------------------------------------------------------------

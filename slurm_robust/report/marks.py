@@ -10,6 +10,7 @@ from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import RollBack
+from slurm_robust.model.progress import began_after
 from slurm_robust.model.record import Record
 from slurm_robust.model.updates import UpdateResult, UpdateRow
 from slurm_robust.util.text import count, one_line
@@ -72,8 +73,7 @@ def _of_restarts(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Itera
             case ev.RunStarted():
                 each = event.nproc_per_node
             case ev.FirstStep(reported=True) | ev.ProgressMade(reported=True):
-                # A script may resume by itself; one that does not is at its first steps again.
-                if fresh is not None and 10 * event.step <= best:
+                if fresh is not None and began_after(-1, event.step, best) < 0:
                     text = f"it begins from step 0 again, though step {best} was done"
                     yield ChartMark(t=fresh, kind=RESTART, text=text, label="from step 0")
                 best, fresh = max(best, event.step), None

@@ -228,6 +228,12 @@ def _runs(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
             begun = event
 
 
+def _first_iteration(launch: LaunchView) -> dict[str, int]:
+    """Return the attribute of the first step; none if only the script knows where it resumed."""
+    is_known = launch.launched.restore is not None or launch.first is None or launch.first.reported
+    return {"train_iterations_start": launch.launched.restore_step + 1} if is_known else {}
+
+
 def _generation(launch: LaunchView) -> Iterator[TraceSpan]:
     """Yield a launch of the workers that has ended, with its start phases and its training."""
     if launch.ended is None:
@@ -242,7 +248,7 @@ def _generation(launch: LaunchView) -> Iterator[TraceSpan]:
         parent=f"run {launch.run}",
         attributes={
             "srobust.generation": launch.number,
-            "train_iterations_start": launch.launched.restore_step + 1,
+            **_first_iteration(launch),
             "srobust.nodes": len(launch.launched.slots),
             "srobust.reason": one_line(launch.ended.reason, MAX_TEXT),
         },

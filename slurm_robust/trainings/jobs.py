@@ -53,7 +53,9 @@ class ChapterRow(Record):
     nodes: int = 0
     """The most that it held at a time."""
     from_step: int | None = None
-    """The step of the checkpoint with which it began, -1 for none; None as long as nothing was launched."""
+    """The step from which it began, by its checkpoint or as the script reports, -1 for the beginning; None
+    before, and for a script that does not number its steps.
+    """
     to_step: int | None = None
     """Its newest step; None before the first."""
     repeated: int | None = 0

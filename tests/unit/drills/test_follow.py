@@ -147,3 +147,19 @@ def test_a_drill_that_nobody_waits_for_goes_on_and_is_shown_by_a_command(
     assert interrupted(1, promise, None, "gpt") == f"{said}'srobust status gpt' shows it"
     known, _ = after(RESTART, opened())
     assert interrupted(1, promise, known, "gpt") == f"{said}'srobust incident gpt 1' shows it"
+
+
+@pytest.mark.parametrize(
+    ("first", "lost"),
+    [
+        (ev.FirstStep(t=102.0, generation=2, step=0, reported=True), 21),
+        (ev.FirstStep(t=102.0, generation=2, step=16, reported=True), 5),
+        (ev.FirstStep(t=102.0, generation=2, step=4, reported=False), None),
+    ],
+)
+def test_steps_that_are_repeated_without_a_checkpoint_are_counted_from_the_first_that_is_seen(
+    first: ev.FirstStep, lost: int | None
+) -> None:
+    launched = ev.GenerationLaunched(t=101.6, generation=2, slots=("n1", "n2"), master="n1:1")
+    known, broken = after(RESTART, opened(), decided(Restart()), launched, first, CLOSED)
+    assert (known.lost, broken) == (lost, [])

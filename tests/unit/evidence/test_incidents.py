@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
-from slurm_robust.evidence.incident_text import facts, outcome
+from slurm_robust.evidence.incident_text import facts, outcome, timeline
 from slurm_robust.evidence.incidents import IncidentStatus, incident_reports
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
@@ -87,7 +88,8 @@ def test_no_node_is_blamed_while_nodes_are_tested() -> None:
     [
         ([launched(2, 40), step(2, 51)], 10),
         ([step(1, 52), launched(2, 40), step(2, 53)], 12),  # the failed generation was further than seen
-        ([launched(2, -1), step(2, 51)], 51),  # from the beginning
+        ([launched(2, -1), step(2, 1), step(2, 51)], 51),  # from the beginning
+        ([launched(2, -1), step(2, 41), step(2, 51)], 10),  # the script resumes by itself
         ([launched(2, 50), step(2, 51)], 0),
         ([launched(2, 40), step(2, 45)], 5),  # up to now
         ([launched(2, 40), step(2, 44), launched(3, 42), step(3, 51)], 12),  # a second failure in between
@@ -98,6 +100,24 @@ def test_no_node_is_blamed_while_nodes_are_tested() -> None:
 def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -> None:
     (report,) = incident_reports([launched(1, -1), step(1, 50), opened(), *own])
     assert report.steps_repeated == steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "whence"),
+    [
+        ([step(2, 0)], " from the beginning"),
+        ([step(2, 3), step(2, 51)], " from the beginning"),
+        ([step(2, 41)], ", whose first step that was seen is 41"),
+        ([step(2, 3, reported=False)], ", which goes on where the script resumes by itself"),
+        ([], " from the beginning, or where the script resumes by itself"),
+    ],
+)
+def test_a_launch_without_a_checkpoint_is_told_by_the_steps_that_were_seen(
+    steps: list[ev.AnyEvent], whence: str
+) -> None:
+    begun = structs.replace(opened(), best_step=50)
+    (report,) = incident_reports([launched(1, -1), step(1, 50), begun, launched(2, -1), *steps])
+    assert [entry.text for entry in timeline(report) if entry.what == "launched"] == [f"generation 2{whence}"]
 
 
 def went_on(best_step: int) -> ev.Continued:

@@ -455,3 +455,12 @@ def test_a_job_without_a_journal_is_empty() -> None:
     books = ledger([], at(0))
     assert (books.spans, books.wall_ms) == ((), 0)
     assert summarise(books, []).ettr == 0.0
+
+
+@pytest.mark.parametrize(("first", "repeated"), [(0, 51), (41, 10)])
+def test_a_script_that_resumes_by_itself_repeats_only_what_follows_its_first_step(
+    first: int, repeated: int
+) -> None:
+    journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(60, 1, 50)
+    journal.ended(61, 1).launch(62, 2).first(70, 2, first).progress(130, 2, 60)
+    assert ledger(journal.events, at(130)).repeated == repeated

@@ -164,3 +164,10 @@ def test_a_spreadsheet_takes_no_text_for_a_formula() -> None:
     journal.add(ev.NodeEvicted(t=at(150), epoch=1, node="n3", reason=evil, incident=1))
     nodes = list(csv.reader(io.StringIO(csv_text(report(journal), CsvTable.NODES))))
     assert '\'=HYPERLINK("http://x") @SUM(1)' in {row[5] for row in nodes}
+
+
+def test_where_a_script_that_does_not_number_its_steps_began_is_not_known() -> None:
+    begun = Journal().controller(0).allocation(0).launch(0, 1)
+    assert report(begun.first(10, 1, 0, reported=False)).chapters[0].from_step is None
+    begun = Journal().controller(0).allocation(0).launch(0, 1)
+    assert report(begun.first(10, 1, 3)).chapters[0].from_step == -1
