@@ -97,7 +97,8 @@ def _waits(report: JobReport) -> Banner:
     else:
         queued = [stage for stage in report.stages[-1:] if stage.part is Part.QUEUE]
         lasts = f" for {duration(max(0.0, report.end - queued[0].begin))}" if queued else ""
-        text = f"waits in Slurm's queue{lasts}"
+        is_seen = report.slurm or report.phase != REQUEUED
+        text = f"waits in Slurm's queue{lasts}" if is_seen else state_text(REQUEUED)
     tone = Tone.BAD if report.phase == REQUEUED else Tone.WARNING
     return _banner(tone, text, "; ".join(filter(None, more)))
 

@@ -69,6 +69,12 @@ def test_a_training_whose_next_job_has_not_begun_waits() -> None:
     assert (found.tone, found.text) == (Tone.WARNING, "Waits in Slurm's queue")
 
 
+def test_a_requeued_job_of_which_slurm_says_nothing_is_not_said_to_wait() -> None:
+    unseen = replace(waiting(), waiting=None, slurm="")
+    assert (unseen.phase, banner(unseen).text) == ("requeued", "Requeued")
+    assert banner(replace(unseen, slurm="PENDING")).text.startswith("Waits in Slurm's queue for ")
+
+
 def test_a_job_that_recovers_says_for_how_long() -> None:
     journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(20, 1, 10)
     journal.opened(30, 1, 1, 5).ended(31, 1, 9)
