@@ -35,6 +35,7 @@ GROUPS = {
         "drill": "break a worker of your own running job, to see it recover",
         "diagnose": "test the nodes of this allocation, or this node",
         "replay": "find a node that computes wrongly by training in small groups",
+        "simulate": "play jobs that never ran: ETTR, spares, what a change brings",
         "sandbox": "boot and break a real Slurm cluster on this machine; needs root",
     },
     "administer nodes": {

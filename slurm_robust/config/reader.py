@@ -7,7 +7,7 @@ together. :func:`parse` knows YAML and places, :class:`Layers` the schema and th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
-from slurm_robust.config.section import SECRET, Contradiction, Section
+from slurm_robust.config.section import CHECK, SECRET, Contradiction, Section
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.util.files import read_regular
 from slurm_robust.util.text import did_you_mean, near, one_line, without_urls
@@ -197,7 +197,9 @@ def schema_keys(schema: type[Section]) -> dict[str, SchemaKey]:
 
 
 def default_of(item: msgspec.structs.FieldInfo) -> Any:
-    """Return the value of a field that is not set."""
+    """Return the value of a field that is not set, None for one that must be."""
+    if item.required:
+        return None
     return item.default if item.default_factory is msgspec.NODEFAULT else item.default_factory()
 
 
@@ -262,6 +264,16 @@ def _item_keys(kind: Any) -> frozenset[str]:
 
 def _is_secret(kind: Any) -> bool:
     return any((meta.extra or {}).get(SECRET) for meta in _metas(kind))
+
+
+def _checks(kind: Any) -> Iterator[Callable[[object], object]]:
+    """Yield what reads a text of this type; null needs no reading."""
+    for meta in _metas(kind):
+        if check := (meta.extra or {}).get(CHECK):
+            yield lambda value: value is None or check(value)
+    if get_origin(kind) in (Union, UnionType):
+        for member in get_args(kind):
+            yield from _checks(member)
 
 
 def _metas(kind: Any) -> tuple[Any, ...]:
@@ -333,6 +345,13 @@ class Checker:
         except msgspec.ValidationError:
             self._wrong(kind, value, key)
             return _REJECTED
+        for check in _checks(kind):
+            try:
+                check(value)
+            except ValueError as error:
+                text, _, fix = str(error).partition("; ")
+                self._reject(key, f"is wrong: {text}", fix or f"write {expected(kind)}")
+                return _REJECTED
         return value
 
     def _wrong(self, kind: Any, value: object, key: Key) -> None:

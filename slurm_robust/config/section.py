@@ -28,6 +28,9 @@ Folder = Annotated[str, Meta(pattern="^[^~$][^$]*$", title="the name of a folder
 SECRET = "secret"
 """Key in ``Meta(extra=...)`` of a field whose value is never shown."""
 
+CHECK = "check"
+"""Key in ``Meta(extra=...)`` of what reads a text: it raises ``ValueError``, ``what is wrong; the fix``."""
+
 AbsolutePath = Annotated[str, Meta(pattern="^/", title="an absolute path")]
 
 

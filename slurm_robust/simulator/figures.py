@@ -1,0 +1,216 @@
+"""What a life amounts to, by the ledger; and what many lives say together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+from msgspec import structs
+
+from slurm_robust.ledger.chapters import joined
+from slurm_robust.ledger.ledger import Ledger, ledger
+from slurm_robust.ledger.summary import Summary, figures, summarise
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Evict, GiveUp, Replace, Requeue
+from slurm_robust.model.record import Record
+from slurm_robust.simulator.life import Life
+
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+
+
+class LifeFigures(Record):
+    """One life in figures."""
+
+    seed: int
+    ettr: float
+    """Effective training time ratio since the first start (paper, section 2), over all jobs of the life."""
+    hours: float
+    """Since the first start."""
+    steps: int
+    repeated: int
+    jobs: int
+    """How often the job was submitted."""
+    runs: int
+    """How often Slurm started it."""
+    incidents: int
+    symptoms: dict[str, int]
+    causes: dict[str, float]
+    """GPU-hours lost by cause of the incident."""
+    classes: dict[str, float]
+    """Hours of each class of time."""
+    gpu_hours: float
+    """Lost in all."""
+    evicted_right: int
+    evicted_wrong: int
+    standbys_used: int
+    companions: int
+    """Nodes that companions lent."""
+    requeues: int
+    """For a fault."""
+    given_up: int
+    """Jobs that ended with exit code 93, or another one of the policy."""
+    was_s: float
+    """Mean time from the detection of a fault for which nodes were evicted until training went on: with
+    what share of evictions went how is the paper's weighted average scheduling time (section 8.5). 0 without
+    any."""
+    mttr_s: float
+    """Mean time from a fault to the first new step."""
+    is_done: bool
+
+
+def figures_of(life: Life) -> LifeFigures:
+    """Return the figures of ``life``, by the ledger of its journals."""
+    books, summary = account_of(life)
+    events = [event for journal in life.journals for event in journal]
+    decided = [event for event in events if isinstance(event, ev.Decided) and event.carried_out]
+    actions = Counter(type(action) for event in decided for action in event.actions)
+    scheduling = [s for journal in life.journals for s in _scheduling(journal)]
+    since_start_ms = books.wall_ms - books.started_ms
+    return LifeFigures(
+        seed=life.seed,
+        ettr=summary.ettr,
+        hours=since_start_ms / 3.6e6,
+        steps=max((span.step for span in books.spans), default=-1) + 1,
+        repeated=books.repeated or 0,
+        jobs=len(life.journals),
+        runs=sum(isinstance(event, ev.AllocationTaken) for event in events),
+        incidents=len(summary.incidents),
+        symptoms=dict(
+            Counter(event.symptom.value for event in events if isinstance(event, ev.IncidentOpened))
+        ),
+        causes={cause: lost.gpu_hours for cause, lost in summary.causes.items()},
+        classes={one.value: ms / 3.6e6 for one, ms in summary.classes.items()},
+        gpu_hours=summary.lost.gpu_hours,
+        evicted_right=life.evicted_right,
+        evicted_wrong=life.evicted_wrong,
+        standbys_used=actions[Replace],
+        companions=sum(isinstance(event, ev.CompanionStarted) for event in events),
+        requeues=actions[Requeue],
+        given_up=actions[GiveUp],
+        was_s=sum(scheduling) / len(scheduling) if scheduling else 0.0,
+        mttr_s=summary.mttr_s or 0.0,
+        is_done=life.is_done,
+    )
+
+
+def account_of(life: Life) -> tuple[Ledger, Summary]:
+    """Return the ledger of all jobs of ``life`` together, and its summary."""
+    ends = [journal[-1].t for journal in life.journals[:-1]] + [life.end]
+    books = [ledger(journal, end) for journal, end in zip(life.journals, ends, strict=True)]
+    if len(books) == 1:
+        return books[0], summarise(books[0], life.journals[0])
+    summaries = [summarise(one, journal) for one, journal in zip(books, life.journals, strict=True)]
+    before, offsets = 0, []
+    for one in summaries:
+        offsets.append(before)
+        before += max((incident.number for incident in one.incidents), default=0)
+    whole = joined(books, life.journals, offsets)
+    incidents = tuple(
+        structs.replace(incident, number=incident.number + added)
+        for one, added in zip(summaries, offsets, strict=True)
+        for incident in one.incidents
+    )
+    over = {
+        event.incident + added
+        for journal, added in zip(life.journals, offsets, strict=True)
+        for event in journal
+        if isinstance(event, ev.IncidentClosed)
+    }
+    return whole, figures(whole, incidents, over, sum(one.steps for one in summaries))
+
+
+def _scheduling(journal: Iterable[ev.AnyEvent]) -> Iterable[float]:
+    """Yield the seconds from the detection of each fault that cost nodes until training went on."""
+    opened, costs_nodes = 0.0, False
+    for event in journal:
+        if isinstance(event, ev.IncidentOpened):
+            opened, costs_nodes = event.t, False
+        elif isinstance(event, ev.Decided) and opened:
+            costs_nodes |= any(isinstance(action, Evict) for action in event.actions)
+        elif isinstance(event, ev.FirstStep) and opened:
+            if costs_nodes:
+                yield event.t - opened
+            opened, costs_nodes = 0.0, False
+
+
+# -- many lives ------------------------------------------------------------------------------------------
+
+
+class Estimate(Record):
+    """A figure over many lives: its mean with a 95 % confidence interval, and the middle 90 % of lives."""
+
+    mean: float
+    low: float
+    high: float
+    p5: float
+    p95: float
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Estimate the mean of ``values``, which must not be empty, by resampling them (bootstrap)."""
+    count, mean = len(values), sum(values) / len(values)
+    ordered = sorted(values)
+    chance = Random(count)
+    means = sorted(sum(chance.choices(values, k=count)) / count for _ in range(RESAMPLES if count > 1 else 1))
+    tail = (1 - CONFIDENCE) / 2
+    return Estimate(
+        mean=mean,
+        low=_at(means, tail),
+        high=_at(means, 1 - tail),
+        p5=_at(ordered, 0.05),
+        p95=_at(ordered, 0.95),
+    )
+
+
+def _at(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Together(Record):
+    """All lives of a spec."""
+
+    name: str
+    fidelity: str
+    lives: int
+    figures: dict[str, Estimate]
+    """By the names of :class:`LifeFigures`; what it has by cause or class is named ``causes.node``."""
+    done: int
+    """Lives that did all their steps."""
+
+
+NUMBERS: dict[str, Callable[[LifeFigures], float]] = {
+    name: lambda one, name=name: float(getattr(one, name))  # type: ignore[misc]
+    for name in (
+        "ettr",
+        "incidents",
+        "evicted_right",
+        "evicted_wrong",
+        "standbys_used",
+        "companions",
+        "requeues",
+        "given_up",
+        "jobs",
+        "runs",
+        "repeated",
+        "was_s",
+        "mttr_s",
+        "gpu_hours",
+    )
+}
+
+
+def together(name: str, fidelity: str, lives: Sequence[LifeFigures]) -> Together:
+    """Return what ``lives`` say together."""
+    found = {key: estimate([of(one) for one in lives]) for key, of in NUMBERS.items()}
+    for field in ("causes", "classes", "symptoms"):
+        for key in sorted({key for one in lives for key in getattr(one, field)}):
+            found[f"{field}.{key}"] = estimate([float(getattr(one, field).get(key, 0.0)) for one in lives])
+    return Together(
+        name=name,
+        fidelity=fidelity,
+        lives=len(lives),
+        figures=found,
+        done=sum(one.is_done for one in lives),
+    )

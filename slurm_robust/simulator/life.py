@@ -1,0 +1,865 @@
+"""One life of a simulated job, by the policy and the fold of its journal alone (``fidelity: policy``).
+
+:func:`slurm_robust.policy.decide.decide` decides everything, on a state that is folded from real events. How
+long things take, and what tests find, is drawn. The result is the journal of each job of the life, which
+:mod:`slurm_robust.ledger` reads as it reads that of a real job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import partial
+from random import Random
+
+from msgspec import structs
+
+from slurm_robust.model import events as ev
+from slurm_robust.model import incident as inc
+from slurm_robust.model.companion import CompanionPool
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, Fault, Symptom, TestResult
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.model.release import Release, Requester, When
+from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.world import World
+from slurm_robust.policy.decide import at_the_end, decide
+from slurm_robust.policy.replacement import assign
+from slurm_robust.policy.replenish import missing_standbys, next_attempt
+from slurm_robust.policy.rules import Rules
+from slurm_robust.simulator.faults import SimulatedFault, faults_of
+from slurm_robust.simulator.seen import Strike, fault_seen
+from slurm_robust.simulator.site import SimulatedSite
+from slurm_robust.simulator.spec import FaultOf, FaultSource, Spec
+from slurm_robust.simulator.spread import Spread, parse, rate, seconds
+from slurm_robust.testing.clock import FakeClock
+from slurm_robust.testing.sim.timeline import Timeline
+from slurm_robust.version import __version__
+
+BEGUN = 1.7e9
+"""When every life begins, in seconds since 1970."""
+
+_KILL_S = 1.0
+_WRONG_NUMBERS = (FaultOf.NAN, FaultOf.CORRUPTION)
+
+
+class Life(Record):
+    """What became of one simulated job."""
+
+    seed: int
+    journals: tuple[tuple[ev.AnyEvent, ...], ...]
+    """Of each job of the life: the owner submits another one when one has ended with an error."""
+    end: float
+    """Until when it was watched, in seconds since 1970."""
+    is_done: bool
+    """Training has done all of its steps."""
+    struck: int
+    """Faults that struck the job."""
+    evicted_right: int
+    """Evictions of nodes that were broken …"""
+    evicted_wrong: int
+    """… and of nodes that were not."""
+
+
+class _TimeIsOver(Exception):
+    """The life is not watched any longer, or training is done."""
+
+
+class _Next(Enum):
+    TRAIN = "the next generation is launched"
+    REQUEUE = "the job is queued again"
+    OVER = "the job has ended"
+
+
+class PolicyLife:
+    """Plays one life. Create it, then call :meth:`play` once."""
+
+    def __init__(self, spec: Spec, seed: int) -> None:
+        self.spec, self.seed = spec, seed
+        self._chance = Random(f"life {seed}")
+        self._clock = FakeClock(BEGUN)
+        self._timeline = Timeline(self._clock)
+        self._site = SimulatedSite(spec, self._timeline, self._chance, self._on_back)
+        self._horizon = seconds(spec.time)
+        self._step_s = seconds(spec.job.step)
+        self._rules = Rules(config=spec.policy)
+        self._faults = faults_of(spec, len(self._site.names), f"faults {seed}")
+        self._journals: list[list[ev.AnyEvent]] = []
+        self._state = JobState()
+        self._strikes: list[Strike] = []  # that the controller has not dealt with
+        self._bugs: dict[int, SimulatedFault] = {}  # of the code that persist
+        self._next_update = self._next_restart = math.inf
+        self._releases: dict[str, SimulatedFault | None] = {}  # what each release brought
+        self._companions = 0
+        self._companion_of: dict[str, int] = {}
+        # Of the generation that trains:
+        self._first_at, self._first_step, self._pace_s = math.inf, 0, self._step_s
+        self._begun_with = 0  # its first step
+        self._counted = -1  # the step that the journal has
+        self._away: dict[int, float] = {}  # racks that are cut off, and until when
+        # What memory and storage have:
+        self._memory: CheckpointId | None = None
+        self._gone: set[int] = set()  # slots whose node has lost what it had
+        self._stored: CheckpointId | None = None
+        self._stored_at = 0.0
+        self._struck = self._right = self._wrong = 0
+        self._is_done = False
+        self._plan_next_fault()
+        self._plan_owner()
+
+    # -- the life --------------------------------------------------------------------------------------
+
+    def play(self) -> Life:
+        """Play it to its end."""
+        try:
+            for number in range(1 + self.spec.owner.stops_after):
+                self._submit(number)
+                while self._run() is _Next.REQUEUE:
+                    pass
+                self._wait(self._draw(self.spec.owner.resubmit))
+                self._bugs.clear()  # a person has looked at it
+        except _TimeIsOver:
+            pass
+        if self._first_at <= self._now and self._world.running:
+            self._count_steps(self._now)
+        return Life(
+            seed=self.seed,
+            journals=tuple(tuple(journal) for journal in self._journals),
+            end=self._wall,
+            is_done=self._is_done,
+            struck=self._struck,
+            evicted_right=self._right,
+            evicted_wrong=self._wrong,
+        )
+
+    @property
+    def _now(self) -> float:
+        return self._timeline.now
+
+    @property
+    def _wall(self) -> float:
+        return self._clock.now
+
+    @property
+    def _world(self) -> World:
+        return self._state.world
+
+    def _draw(self, text: str) -> float:
+        return _spread(text).draw(self._chance)
+
+    def _record(self, event: ev.AnyEvent) -> None:
+        self._journals[-1].append(event)
+        self._state = apply(event, self._state)
+
+    def _wait(self, s: float) -> None:
+        """Let time pass, with all that happens meanwhile."""
+        until = min(self._now + s, self._horizon)
+        while self._timeline.step(until):
+            pass
+        if self._now >= self._horizon:
+            raise _TimeIsOver
+
+    # -- what happens ----------------------------------------------------------------------------------
+
+    def _plan_next_fault(self) -> None:
+        fault = next(self._faults, None)
+        if fault is not None and fault.t <= self._horizon:
+            self._timeline.after(fault.t - self._now, partial(self._strike_next, fault))
+
+    def _strike_next(self, fault: SimulatedFault) -> None:
+        self._plan_next_fault()
+        self._strike(fault)
+
+    def _strike(self, fault: SimulatedFault) -> None:
+        """Have ``fault`` strike a node of the cluster, or the job as it is now."""
+        world, kind = self._world, fault.source.kind
+        if fault.node < 0:
+            if not world.running:
+                return  # there is nothing that could go wrong
+            node = self._chance.choice(world.slots)
+        else:
+            node = self._site.names[fault.node]
+            if node in self._site.down:
+                return
+        nodes: tuple[str, ...] = (node,)
+        if kind is FaultOf.SWITCH:
+            rack = self._site.rack(node)
+            self._away[rack] = self._now + self._draw(fault.source.lasts)
+            nodes = tuple(one for one in world.slots if self._site.rack(one) == rack)
+        if fault.at_node and kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
+            is_lasting = fault.persists or kind in (FaultOf.NODE, FaultOf.GPU)
+            if is_lasting:
+                self._site.broken.setdefault(node, fault)
+            if kind is FaultOf.NODE:
+                self._site.down.add(node)
+        elif fault.persists and kind in (
+            FaultOf.EXCEPTION,
+            FaultOf.OUT_OF_MEMORY,
+            FaultOf.HANG,
+            FaultOf.CRASH,
+        ):
+            self._bugs[fault.number] = fault
+        if world.running and nodes and any(world.placement.holds(one) for one in nodes):
+            self._hit(fault, nodes)
+        elif node in self._state.spares and kind in (FaultOf.NODE, FaultOf.GPU):
+            self._lose_standby(node, kind)
+        elif kind is FaultOf.NODE and node not in self._state.held:
+            self._repair_idle(node)
+
+    def _hit(self, fault: SimulatedFault, nodes: tuple[str, ...]) -> None:
+        values = {name: getattr(fault, name) for name in fault.__struct_fields__}
+        self._strikes.append(Strike(**{**values, "t": self._now, "nodes": nodes}))
+
+    def _repair_idle(self, node: str) -> None:
+        """Have a free node that died repaired."""
+        for pool, reserved in ((self._site.reserved, True), (self._site.free, False)):
+            if node in pool:
+                del pool[node]
+                self._site.give_back(node, reserved=reserved)
+
+    def _lose_standby(self, node: str, kind: FaultOf) -> None:
+        if kind is FaultOf.NODE:
+            event = ev.SpareSetAside(t=self._wall, node=node, reason="does not respond", usable=False)
+            self._record(event)
+        else:
+            self._record(ev.NodeEvicted(t=self._wall, node=node, reason="a GPU is lost", incident=0))
+            self._right += 1
+        self._return(node)
+
+    def _on_back(self) -> None:
+        """A node is back: it may be what the job waits for."""
+
+    def _again(self, generation: int, fault: SimulatedFault, node: str) -> None:
+        """Have what persists strike again, unless that generation is over, or it was dealt with."""
+        world = self._world
+        if not world.running or world.generation != generation:
+            return
+        if node and (self._site.broken.get(node) is not fault or not world.placement.holds(node)):
+            return
+        if not node and fault.number not in self._bugs:
+            return
+        self._hit(fault, (node or self._chance.choice(world.slots),))
+
+    def _plan_repeats(self) -> None:
+        """Plan when what is wrong with nodes and the code strikes the generation that has just begun."""
+        generation = self._world.generation
+        for node in self._world.slots:
+            if (fault := self._site.broken.get(node)) is not None:
+                self._timeline.after(
+                    self._draw(fault.source.again), partial(self._again, generation, fault, node)
+                )
+        for bug in self._bugs.values():
+            self._timeline.after(self._draw(bug.source.again), partial(self._again, generation, bug, ""))
+
+    # -- the owner -------------------------------------------------------------------------------------
+
+    def _plan_owner(self) -> None:
+        owner = self.spec.owner
+        for name, text in (("_next_update", owner.updates), ("_next_restart", owner.manual_restarts)):
+            often = rate(text).of_job(self.spec.job.nodes, self.spec.job.nodes * self.spec.job.gpus_per_node)
+            at = self._now + self._chance.expovariate(often) if often else math.inf
+            setattr(self, name, at)
+
+    def _submit(self, number: int) -> None:
+        spec, before = self.spec, self._state
+        self._journals.append([])
+        self._state = JobState()
+        job = 1000 + number
+        self._record(
+            ev.RunStarted(
+                t=self._wall,
+                run_id=f"seed-{self.seed}",
+                job_id=job,
+                kind=CommandKind.SCRIPT.value,
+                command=("train.py",),
+                cwd="/",
+                slots=spec.job.nodes,
+                spares=spec.job.spares,
+                nproc_per_node=1,
+                version=__version__,
+            )
+        )
+        if number:
+            self._record(
+                ev.Continued(
+                    t=self._wall,
+                    from_job=job - 1,
+                    from_folder=f"/{job - 1}",
+                    generation=before.world.generation,
+                    sealed=before.world.sealed,
+                    best_step=before.world.best_step,
+                    reports=True,
+                    slots=spec.job.nodes,
+                    stored=self._stored,
+                )
+            )
+        self._take_release(f"{len(self._releases):012x}", None)
+
+    def _take_release(self, name: str, brings: SimulatedFault | None) -> None:
+        self._releases[name] = brings
+        release = Release(name=name, kind=CommandKind.SCRIPT, command=("train.py",))
+        self._record(ev.ReleaseTaken(t=self._wall, release=release))
+
+    # -- a run of the job ------------------------------------------------------------------------------
+
+    def _run(self) -> _Next:
+        self._allocate()
+        self._wait(self._draw(self.spec.phases.first_start))
+        then = self._launch()
+        while then is _Next.TRAIN:
+            then = self._train()
+        return then
+
+    def _allocate(self) -> None:
+        """Wait for nodes, and take them."""
+        spec, submitted, state = self.spec, self._wall, self._state
+        if state.restart_count < 0:
+            self._wait(self._draw(spec.cluster.queue))
+        most, least = spec.job.nodes + spec.job.spares, spec.job.nodes
+        excluded = set(state.requeueing.exclude) if state.requeueing is not None else set()
+        nodes: list[str] = []
+        while len(nodes) < least:
+            nodes += self._site.take(most - len(nodes), without=excluded)
+            if len(nodes) < least and excluded:
+                excluded = set()  # too few others remain
+            elif len(nodes) < least:
+                self._wait(600.0)  # for repairs
+        slots, spares = assign(tuple(nodes), least, self._state.evicted, self._state.world.slots)
+        self._record(
+            ev.AllocationTaken(
+                t=self._wall,
+                restart_count=self._state.restart_count + 1,
+                nodes=tuple(nodes),
+                slots=slots,
+                spares=spares,
+                submitted=submitted,
+                queued_s=self._wall - submitted,
+                time_limit_s=seconds(spec.job.time_limit) if spec.job.time_limit else None,
+                gpus=len(nodes) * spec.job.gpus_per_node,
+            )
+        )
+        self._memory, self._gone = None, set()
+
+    # -- training --------------------------------------------------------------------------------------
+
+    def _launch(self) -> _Next:
+        """Launch the next generation, until its first step or the next fault."""
+        spec, world = self.spec, self._world
+        dead = tuple(node for node in world.slots if node in self._site.down)
+        ref, seconds_of_restore, tiers = self._restore_point()
+        launched = ev.GenerationLaunched(
+            t=self._wall,
+            generation=world.next_generation,
+            slots=world.slots,
+            master=world.slots[0],
+            restore=ref,
+            tiers=tiers,
+            release=self._state.release,
+        )
+        self._first_at = math.inf
+        self._record(launched)
+        if dead:
+            self._hit(
+                SimulatedFault(t=self._now, source=FaultSource(kind=FaultOf.NODE, rate="0 / day")), dead
+            )
+            return self._recover()
+        if (cut := self._cut_off()) is not None:
+            self._strikes.append(cut)
+            return self._recover()
+        start_s = self._draw(spec.phases.start)
+        start_s += seconds(spec.phases.start_per_1000_nodes) * len(world.slots) / 1000
+        if self._wait_for_strike(start_s + seconds_of_restore + self._step_s):
+            return self._recover()
+        self._first_at, self._pace_s = self._now, self._step_s
+        self._first_step = self._counted = self._begun_with = (ref.step if ref is not None else -1) + 1
+        generation = self._world.generation
+        self._record(ev.FirstStep(t=self._wall, generation=generation, step=self._first_step, reported=True))
+        self._gone.clear()
+        self._plan_repeats()
+        for node in [node for node in self._state.evicted if node in self._state.held]:
+            self._record(ev.NodeGivenBack(t=self._wall, node=node, how="by shrinking the job"))
+            self._return(node)
+        return _Next.TRAIN
+
+    def _cut_off(self) -> Strike | None:
+        """Return what is seen of nodes of the job that a switch still cuts off."""
+        self._away = {rack: until for rack, until in self._away.items() if until > self._now}
+        nodes = tuple(n for n in self._world.slots if self._site.rack(n) in self._away) if self._away else ()
+        source = FaultSource(kind=FaultOf.SWITCH, rate="0 / day")
+        return Strike(t=self._now, source=source, nodes=nodes) if nodes else None
+
+    def _wait_for_strike(self, s: float) -> bool:
+        """Let time pass until it is over, or something strikes the job; return whether something has."""
+        until = min(self._now + s, self._horizon)
+        while not self._strikes and self._timeline.step(until):
+            pass
+        if self._now >= self._horizon:
+            raise _TimeIsOver
+        return bool(self._strikes)
+
+    def _step_at(self, now: float) -> int:
+        """Return the newest step that is done."""
+        if now < self._first_at:
+            return self._counted
+        return self._first_step + int((now - self._first_at) / self._pace_s + 1e-9)
+
+    def _count_steps(self, now: float) -> None:
+        """Write down how far training is."""
+        step = self._step_at(now)
+        if step > self._counted and self._first_at < math.inf:
+            t = BEGUN + self._first_at + (step - self._first_step) * self._pace_s
+            generation = self._world.generation
+            self._record(ev.ProgressMade(t=t, generation=generation, step=step, reported=True))
+            self._counted = step
+
+    def _train(self) -> _Next:
+        """Train until something ends the generation."""
+        incident = self._world.incident
+        if incident is not None:
+            missing = max(1, self._world.best_step + 1 - self._first_step)
+            if self._wait_for_strike(missing * self._pace_s):
+                return self._recover()
+            self._count_steps(self._now)
+            self._record(
+                ev.IncidentClosed(
+                    t=self._wall,
+                    incident=incident.number,
+                    generation=self._world.generation,
+                    step=self._counted,
+                    recover_s=self._wall - incident.begun,
+                )
+            )
+        while not self._strikes:
+            due, act = self._next_of_run()
+            if not self._wait_for_strike(max(0.0, due - self._now)) and act is not None:
+                return act()
+        return self._recover()
+
+    def _next_of_run(self) -> tuple[float, Callable[[], _Next] | None]:
+        """Return what comes next if nothing strikes, and when."""
+        spec, choices = self.spec, list[tuple[float, Callable[[], _Next] | None]]()
+        if spec.steps:
+            choices.append(
+                (self._first_at + (spec.steps - 1 - self._first_step) * self._pace_s, self._finish)
+            )
+        if spec.job.time_limit is not None:
+            end = self._state.allocated - BEGUN + seconds(spec.job.time_limit)
+            choices.append((end - 120.0, self._reach_time_limit))
+        choices += [(self._next_update, self._update), (self._next_restart, self._restart_by_hand)]
+        if missing_standbys(self._state) and self._rules.replenish_sources:
+            choices.append((self._now, None) if self._replenish() else (self._now + 60.0, None))
+        return min([*choices, (self._horizon, None)], key=lambda choice: choice[0])
+
+    def _finish(self) -> _Next:
+        self._count_steps(self._now)
+        self._is_done = True
+        self._record(ev.GenerationEnded(t=self._wall, generation=self._world.generation, reason="done"))
+        self._record(ev.RunEnded(t=self._wall, code=0, reason="training is done"))
+        raise _TimeIsOver
+
+    # -- standbys --------------------------------------------------------------------------------------
+
+    def _replenish(self) -> bool:
+        """Ask for a node in place of a standby, if that is due; return whether one has come."""
+        attempt = next_attempt(self._state, self._wall)
+        if not attempt:
+            return False
+        missing = missing_standbys(self._state)
+        self._record(
+            ev.ReplenishBegun(t=self._wall, missing=missing, attempt=attempt, reason="standbys are missing")
+        )
+        return bool(self._borrow(self._rules.replenish_sources, missing))
+
+    def _borrow(self, sources: Iterable[CompanionPool], wanted: int) -> list[str]:
+        """Have companions lend up to ``wanted`` nodes."""
+        lent: list[str] = []
+        for source in sources:
+            reserved = bool(source.reservation)
+            nodes = self._site.take(wanted - len(lent), reserved=reserved, without=set(self._state.evicted))
+            for node in nodes:
+                self._companions += 1
+                job = 900_000 + self._companions
+                self._record(ev.CompanionSubmitted(t=self._wall, job_id=job, source=source))
+                self._record(ev.CompanionStarted(t=self._wall, job_id=job, node=node))
+                self._companion_of[node] = job
+            lent += nodes
+        return lent
+
+    def _return(self, node: str) -> None:
+        """Give ``node`` back: to the reservation, if a companion has lent it."""
+        job = self._companion_of.pop(node, None)
+        if job is not None:
+            self._record(ev.CompanionEnded(t=self._wall, job_id=job, reason="its node is not used any more"))
+        self._site.give_back(node, reserved=self._is_reserved(node))
+
+    def _is_reserved(self, node: str) -> bool:
+        own = self.spec.job.nodes + self.spec.job.spares
+        number = int(node[1:]) - 1
+        return own <= number < own + self.spec.cluster.shared_spares
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def _restore_point(self) -> tuple[CheckpointId | None, float, dict[str, int]]:
+        """Return from where the next generation goes on, how long that takes, and from which tiers."""
+        spec, slots = self.spec.checkpoints, len(self._world.slots)
+        if self._memory is not None and self._is_whole():
+            moved = len(self._gone)
+            seconds_ = spec.node_gb / (spec.peer_gb_s if moved else spec.memory_gb_s)
+            tiers = {Tier.MEMORY.value: slots - moved} | ({Tier.PEER.value: moved} if moved else {})
+            return self._memory, seconds_, tiers
+        self._memory = None
+        if self._stored is None:
+            return None, 0.0, {}
+        return self._stored, slots * spec.node_gb / spec.storage_gb_s, {Tier.STORAGE.value: slots}
+
+    def _is_whole(self) -> bool:
+        """Return whether each part is in the memory of its node, or of its peer half the job away."""
+        slots = len(self._world.slots)
+        if not self._gone:
+            return True
+        if slots < 2 or not self.spec.policy.checkpoint.peers:
+            return False
+        return not any((slot + slots // 2) % slots in self._gone for slot in self._gone)
+
+    def _take_stock(self, step: int, lost: Iterable[str]) -> None:
+        """Note what memory and storage have of the generation that ends after ``step``."""
+        world, policy, spec = self._world, self.spec.policy.checkpoint, self.spec.checkpoints
+        slots = {node: slot for slot, node in enumerate(world.slots)}
+        self._gone |= {slots[node] for node in lost if node in slots}
+        kept = step - (step + 1) % spec.stride if policy.memory else -1
+        if self._counted - step > spec.stride:
+            self._memory = None  # memory has the newest two steps only
+        elif kept >= self._begun_with:
+            self._memory = CheckpointId(step=kept, generation=world.generation)
+        every = policy.every_steps or max(1, round(policy.every_s / self._pace_s))
+        behind = math.ceil(self._draw(spec.write) / self._pace_s)
+        newest = (step - behind) // every * every
+        if newest >= self._begun_with and (self._stored is None or newest > self._stored.step):
+            self._store(CheckpointId(step=newest, generation=world.generation), self._draw(spec.write))
+
+    def _store(self, ref: CheckpointId, took_s: float) -> None:
+        self._stored = ref
+        self._record(
+            ev.StorageWritten(t=self._wall, generation=ref.generation, step=ref.step, seconds=took_s)
+        )
+
+    # -- recovery --------------------------------------------------------------------------------------
+
+    def _recover(self) -> _Next:
+        """Deal with what has struck: detect, stop, decide, carry out."""
+        strike = self._strikes.pop(0)
+        if strike.source.kind is FaultOf.SLOW and self._first_at < math.inf:
+            self._count_steps(self._now)
+            self._first_at, self._first_step = self._now, self._counted
+            self._pace_s = self._step_s * strike.source.factor
+        began, good = self._now, self._step_at(self._now)
+        goes_on = strike.source.kind in (*_WRONG_NUMBERS, FaultOf.SLOW)
+        detect_s = self._draw(strike.source.detect)
+        if strike.source.kind is FaultOf.SWITCH:
+            away_s = self._away[self._site.rack(strike.nodes[0])] - self._now
+            detect_s = max(detect_s, min(away_s, self.spec.policy.timings.unreachable_s))
+        self._struck += 1
+        if not goes_on:
+            self._count_steps(self._now)
+            self._pause()
+        self._wait(detect_s)
+        if goes_on:
+            self._count_steps(self._now)
+        fault = fault_seen(strike, self._world, self.spec.job, good_step=good, chance=self._chance)
+        others = [one for one in self._strikes if one.source.kind is FaultOf.NODE]
+        if others:  # seen together
+            self._strikes = [one for one in self._strikes if one not in others]
+            lost = tuple(dict.fromkeys((*fault.lost, *(node for one in others for node in one.nodes))))
+            fault = structs.replace(fault, lost=lost, alive=tuple(n for n in fault.alive if n not in lost))
+        self._strikes.clear()
+        self._open(fault, self._now - began)
+        self._stop(fault, good if strike.source.kind in _WRONG_NUMBERS else None)
+        self._wait(self._draw(self.spec.phases.decide))
+        return self._answer(structs.replace(fault, generation=self._world.generation))
+
+    def _pause(self) -> None:
+        """No step is made any more."""
+        self._first_at, self._first_step = math.inf, max(self._first_step, self._counted)
+
+    def _open(self, fault: Fault, detect_s: float) -> None:
+        incident, symptom = self._world.incident, fault.symptom or Symptom.WORKER_EXIT
+        if incident is not None:
+            added = ev.SymptomAdded(
+                t=self._wall, incident=incident.number, symptom=symptom, detail=fault.detail
+            )
+            self._record(added)
+            return
+        self._record(
+            ev.IncidentOpened(
+                t=self._wall,
+                incident=self._state.incidents + 1,
+                generation=self._world.generation,
+                symptom=symptom,
+                detail=fault.detail,
+                detect_s=detect_s,
+                best_step=self._world.best_step,
+            )
+        )
+
+    def _stop(self, fault: Fault, good_step: int | None) -> None:
+        world = self._world
+        self._record(
+            ev.StopStarted(
+                t=self._wall, generation=world.generation, reason=fault.detail, symptom=fault.symptom
+            )
+        )
+        self._wait(self._draw(self.spec.phases.stop))
+        self._end_generation(fault.detail, self._site.down.intersection(world.slots), good_step)
+
+    def _end_generation(self, reason: str, lost: Iterable[str], good_step: int | None = None) -> None:
+        world = self._world
+        step = self._counted if good_step is None else min(good_step, self._counted)
+        self._take_stock(step, lost)
+        here = [ref for ref in (self._memory, self._stored) if ref is not None]
+        sealed = max((ref.step for ref in here if ref.generation == world.generation), default=-1)
+        self._record(
+            ev.GenerationEnded(
+                t=self._wall,
+                generation=world.generation,
+                reason=reason,
+                sealed_step=sealed,
+                good_step=good_step,
+            )
+        )
+        self._first_at = math.inf
+
+    def _answer(self, fault: Fault) -> _Next:
+        """Ask the policy, and do what it says, until it has decided for good."""
+        while True:
+            decided = decide(self._state, fault, self._wall, self._rules)
+            self._record(decided)
+            then: _Next | None = None
+            for action in decided.actions:
+                match action:
+                    case inc.Evict(node=node):
+                        self._evict(node, decided)
+                    case inc.RestartAgents():
+                        self._wait(self._draw(self.spec.phases.agents))
+                    case inc.Restart():
+                        then = _Next.TRAIN
+                    case inc.Requeue(exclude=exclude, reason=reason):
+                        return self._requeue(exclude, reason, failure=True)
+                    case inc.GiveUp(code=code, reason=reason):
+                        return self._give_up(code, reason)
+                    case inc.RollBack(release=release):
+                        self._roll_back(release)
+                    case inc.Diagnose() | inc.Replay() | inc.QuickTest():
+                        fault = self._test(action, fault, decided.incident)
+                    case inc.Borrow():
+                        fault = self._ask_for_nodes(action, fault)
+                    case inc.Replace(node=node):
+                        self._gone |= {s for s, one in enumerate(self._launched_slots) if one == node}
+                    case inc.Swap(first=first, second=second):
+                        moved = {first, second}
+                        self._gone |= {s for s, one in enumerate(self._launched_slots) if one in moved}
+            if then is not None:
+                return self._launch()
+
+    @property
+    def _launched_slots(self) -> tuple[str, ...]:
+        return self._world.trained_on
+
+    def _evict(self, node: str, decided: ev.Decided) -> None:
+        assert decided.verdict is not None
+        if node in self._site.broken or node in self._site.down:
+            self._right += 1
+        else:
+            self._wrong += 1
+        self._record(
+            ev.NodeEvicted(
+                t=self._wall,
+                node=node,
+                reason=decided.verdict.reason,
+                incident=decided.incident,
+                unproven=decided.verdict.unproven,
+            )
+        )
+
+    def _roll_back(self, release: str) -> None:
+        brought = self._releases.get(release)
+        if brought is not None:
+            self._bugs.pop(brought.number, None)
+        for number, bug in list(self._bugs.items()):
+            if self._chance.random() < bug.source.fixed_by_rollback:
+                del self._bugs[number]
+
+    def _ask_for_nodes(self, action: inc.Borrow, fault: Fault) -> Fault:
+        lent = self._borrow(action.sources, action.nodes)
+        enough = len(lent) >= action.nodes
+        self._wait(self._draw(self.spec.cluster.lend) if enough else self.spec.policy.companions.wait_s)
+        refusals = () if enough else tuple(f"{source}: no node is free" for source in action.sources)
+        not_lent = (*(fault.not_lent or ()), *refusals)
+        return structs.replace(fault, not_lent=not_lent, asked=(*fault.asked, *action.sources))
+
+    def _test(self, action: inc.Diagnose | inc.Replay | inc.QuickTest, fault: Fault, incident: int) -> Fault:
+        """Test nodes, or replay, and return the fault with what that has shown."""
+        tests = self.spec.diagnostics
+        alive = [node for node in self._world.slots if node not in self._site.down]
+        if isinstance(action, inc.QuickTest):
+            took_s = self._draw(tests.quick)
+            self._wait(took_s)
+            failed = self._failed(action.nodes, tests.recall)
+            passed = tuple(node for node in action.nodes if node not in failed)
+            said = dict.fromkeys(failed, "gemm: wrong result")
+            event = ev.QuickTested(t=self._wall, incident=incident, passed=passed, failed=said, took_s=took_s)
+            self._record(event)
+            return structs.replace(fault, cleared=passed)
+        is_replay = isinstance(action, inc.Replay)
+        took_s = self._draw(tests.replay if is_replay else tests.takes)
+        self._wait(took_s)
+        failed = self._failed(alive, tests.replay_recall if is_replay else tests.recall)
+        results = [
+            TestResult(test="gemm", node=node, outcome=Outcome.FAIL, text="wrong result") for node in failed
+        ]
+        results = results or [TestResult(test="gemm", node=alive[0], outcome=Outcome.PASS)]
+        reason = f"{', '.join(failed)} failed" if failed else f"all {len(alive)} nodes passed"
+        found = Diagnosis(results=tuple(results), suspects=tuple(failed), reason=reason)
+        self._record(
+            ev.NodesTested(
+                t=self._wall,
+                incident=incident,
+                results=found.results,
+                suspects=found.suspects,
+                reason=reason,
+                took_s=took_s,
+            )
+        )
+        return structs.replace(fault, **{"replayed" if is_replay else "diagnosis": found})
+
+    def _failed(self, nodes: Iterable[str], recall: float) -> list[str]:
+        """Return which of ``nodes`` fail a test that finds this share of the broken ones."""
+        wrong = self.spec.diagnostics.false_positives
+        return [
+            node
+            for node in nodes
+            if (node in self._site.broken and self._chance.random() < recall)
+            or (wrong and self._chance.random() < wrong)
+        ]
+
+    # -- ends of runs ----------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Bring the newest checkpoint from memory to storage before the nodes go, if there is time."""
+        took_s = self._draw(self.spec.checkpoints.write)
+        most_s = self.spec.policy.timings.checkpoint_s
+        newest = self._memory
+        if newest is None or not self._is_whole() or (self._stored is not None and newest <= self._stored):
+            return
+        self._record(
+            ev.SavingStarted(t=self._wall, generation=newest.generation, step=newest.step, most_s=most_s)
+        )
+        self._wait(min(took_s, most_s))
+        if took_s <= most_s:
+            self._store(newest, took_s)
+
+    def _leave(self) -> None:
+        """Give all nodes back."""
+        for job in list(self._state.companions):
+            self._record(ev.CompanionEnded(t=self._wall, job_id=job, reason="the job has ended"))
+        nodes = dict.fromkeys((*self._state.held, *self._state.world.slots, *self._state.spares))
+        for node in nodes:
+            if not self._has(node):
+                self._companion_of.pop(node, None)
+                self._site.give_back(node, reserved=self._is_reserved(node))
+
+    def _has(self, node: str) -> bool:
+        """Return whether the site has the node already."""
+        site = self._site
+        return node in site.free or node in site.reserved or node in self._site.in_repair
+
+    def _requeue(self, exclude: tuple[str, ...], reason: str, *, failure: bool) -> _Next:
+        self._save()
+        self._record(ev.RequeueStarted(t=self._wall, exclude=exclude, reason=reason, failure=failure))
+        self._record(ev.RunEnded(t=self._wall, code=0, reason=reason, final=False, requeued=True))
+        self._leave()
+        self._wait(self._draw(self.spec.cluster.requeue))
+        return _Next.REQUEUE
+
+    def _give_up(self, code: int, reason: str) -> _Next:
+        self._save()
+        self._record(ev.RunEnded(t=self._wall, code=code, reason=reason, final=code != ExitCode.CONFIG))
+        self._leave()
+        return _Next.OVER
+
+    def _reach_time_limit(self) -> _Next:
+        self._count_steps(self._now)
+        self._pause()
+        action = at_the_end(self._state, "the time limit is near", self._wall, self._rules, warned=True)
+        self._wait(self._draw(self.spec.phases.stop))
+        self._end_generation("the time limit is near", ())
+        if isinstance(action, inc.GiveUp):
+            return self._give_up(action.code, action.reason)
+        return self._requeue(action.exclude, action.reason, failure=False)
+
+    def _restart_by_hand(self) -> _Next:
+        self._plan_owner()
+        self._count_steps(self._now)
+        self._pause()
+        self._record(ev.StopOrdered(t=self._wall, reason="scancel", code=ExitCode.TERMINATED))
+        self._wait(self._draw(self.spec.phases.stop))
+        self._end_generation("the owner cancelled the job", ())
+        return self._give_up(ExitCode.TERMINATED, "the owner cancelled the job")
+
+    def _update(self) -> _Next:
+        """Have the owner bring another release, which may be bad."""
+        self._plan_owner()
+        number, name = self._state.updates + 1, f"{len(self._releases):012x}"
+        brings: SimulatedFault | None = None
+        source = next((one for one in self.spec.faults if one.kind is FaultOf.EXCEPTION), None)
+        if source is not None and self._chance.random() < self.spec.owner.bad_updates:
+            brings = SimulatedFault(
+                t=self._now, source=source, at_node=False, persists=True, number=-len(self._releases)
+            )
+            self._bugs[brings.number] = brings
+        self._count_steps(self._now)
+        self._take_release(name, brings)
+        before, world = self._state.release, self._world
+        self._record(
+            ev.UpdateRequested(
+                t=self._wall,
+                update=number,
+                release=name,
+                when=When.NOW,
+                by=Requester(user="owner", uid=1000, host="login"),
+                from_step=self._counted,
+            )
+        )
+        self._record(ev.UpdateTried(t=self._wall, update=number, ok=True, took_s=0.0))
+        self._pause()
+        self._record(
+            ev.StopStarted(
+                t=self._wall, generation=world.generation, reason=f"update {number}", update=number
+            )
+        )
+        self._wait(self._draw(self.spec.phases.update))
+        self._end_generation(f"update {number}", ())
+        self._record(
+            ev.UpdateApplied(
+                t=self._wall,
+                update=number,
+                release=name,
+                before=before,
+                step=self._counted,
+                checkpoint=self._memory,
+            )
+        )
+        return self._launch()
+
+
+def _spread(text: str) -> Spread:
+    found = _SPREADS.get(text)
+    if found is None:
+        found = _SPREADS[text] = parse(text)
+    return found
+
+
+_SPREADS: dict[str, Spread] = {}

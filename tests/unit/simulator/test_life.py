@@ -1,0 +1,140 @@
+"""Lives by the policy alone: they are reproducible, they end, and the ledger reads them like real jobs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
+from slurm_robust.simulator.figures import account_of, figures_of
+from slurm_robust.simulator.life import Life, PolicyLife
+from slurm_robust.simulator.spec import FaultOf, FaultSource, Owner, SimulatedCluster, SimulatedJob, Spec
+
+DAY_S = 86400.0
+
+
+def source(kind: FaultOf, rate: str, **more: object) -> FaultSource:
+    return msgspec.structs.replace(FaultSource(kind=kind, rate=rate), **more)
+
+
+def played(
+    seed: int = 1,
+    *,
+    nodes: int = 16,
+    spares: int = 2,
+    time: str = "10 days",
+    faults: tuple[FaultSource, ...] = (),
+    **more: object,
+) -> Life:
+    spec = Spec(
+        job=SimulatedJob(nodes=nodes, spares=spares),
+        time=time,
+        cluster=SimulatedCluster(free=8),
+        faults=faults,
+    )
+    return PolicyLife(msgspec.structs.replace(spec, **more), seed).play()
+
+
+MIXED = tuple(
+    source(kind, "1 / day", at_node=0.5, persists=0.5, code_persists=0.3, lasts="2 min", detect="15 s")
+    for kind in FaultOf
+)
+
+
+def test_a_job_without_faults_trains_all_the_time_but_its_start() -> None:
+    found = figures_of(played())
+    assert found.incidents == found.evicted_wrong == 0
+    assert found.ettr > 0.9999
+
+
+def test_the_same_seed_is_the_same_life_and_another_is_another() -> None:
+    one, same, other = (played(seed, faults=MIXED) for seed in (3, 3, 4))
+    assert one == same
+    assert one.journals != other.journals
+
+
+@pytest.mark.parametrize("kind", list(FaultOf))
+def test_each_kind_of_fault_has_incidents_and_training_goes_on(kind: FaultOf) -> None:
+    faults = (source(kind, "2 / day", at_node=1.0 if kind is not FaultOf.EXCEPTION else 0.0, detect="15 s"),)
+    life = played(faults=faults)
+    found = figures_of(life)
+    assert life.struck > 5
+    assert found.incidents > 0
+    assert 0.5 < found.ettr < 1.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_time_of_a_life_is_accounted_for_and_its_journal_folds(seed: int) -> None:
+    life = played(seed, faults=MIXED)
+    books, summary = account_of(life)
+    assert sum(summary.classes.values()) == books.wall_ms
+    has_ended = isinstance(life.journals[-1][-1], ev.RunEnded)  # the owner has not submitted it again yet
+    assert books.wall_ms / 1000 == pytest.approx(10 * DAY_S, abs=1800.0 if has_ended else 1.0)
+    for journal in life.journals:
+        times = [event.t for event in journal]
+        assert times == sorted(times)
+        numbers = [event.incident for event in journal if isinstance(event, ev.IncidentOpened)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert set(fold(journal).world.slots) <= {f"n{number + 1}" for number in range(26)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_node_has_two_places_and_no_evicted_node_trains(seed: int) -> None:
+    life = played(seed, faults=MIXED)
+    for journal in life.journals:
+        evicted: set[str] = set()
+        for event in journal:
+            if isinstance(event, ev.AllocationTaken):
+                assert len({*event.slots, *event.spares}) == len(event.slots) + len(event.spares)
+                evicted.clear()
+            elif isinstance(event, ev.NodeEvicted):
+                evicted.add(event.node)
+            elif isinstance(event, ev.QuickTested):
+                evicted -= set(event.passed)
+            elif isinstance(event, ev.GenerationLaunched):
+                assert len(set(event.slots)) == len(event.slots)
+                assert not evicted & set(event.slots)
+
+
+def test_a_node_that_a_check_names_is_evicted_and_its_standby_takes_its_place() -> None:
+    life = played(faults=(source(FaultOf.GPU, "1 / 2 days"),), time="20 days")
+    found = figures_of(life)
+    assert found.evicted_right >= 3
+    assert found.evicted_wrong == 0
+    assert found.standbys_used >= 2
+
+
+def test_without_spares_and_free_nodes_the_job_waits_for_the_repair() -> None:
+    life = played(
+        nodes=4,
+        spares=0,
+        time="20 days",
+        faults=(source(FaultOf.NODE, "1 / 4 days"),),
+        cluster=SimulatedCluster(repair="12 h"),
+    )
+    found = figures_of(life)
+    assert found.requeues > 0
+    assert found.ettr < 0.95
+    assert found.classes["requeue delay"] > 6
+
+
+def test_one_fault_a_second_ends_the_job_at_its_bounds() -> None:
+    life = played(
+        time="1 h", faults=(source(FaultOf.CRASH, "1 / s", at_node=0.0),), owner=Owner(stops_after=0)
+    )
+    (journal,) = life.journals
+    end = journal[-1]
+    assert isinstance(end, ev.RunEnded)
+    assert end.code == 93
+    assert sum(isinstance(event, ev.IncidentOpened) for event in journal) < 12
+
+
+def test_a_rate_of_zero_is_no_fault() -> None:
+    assert played(faults=(source(FaultOf.NODE, "0 / node-day"),)).struck == 0
+
+
+def test_steps_that_are_done_end_the_life() -> None:
+    life = played(steps=1000)
+    assert life.is_done
+    assert life.end - 1.7e9 < 3 * 3600
