@@ -14,7 +14,7 @@ from slurm_robust.ledger.summary import Summary, figures, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Evict, GiveUp, Replace, Requeue
 from slurm_robust.model.record import Record
-from slurm_robust.simulator.life import Life
+from slurm_robust.simulator.life import SimulatedLife
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -60,7 +60,7 @@ class LifeFigures(Record):
     is_done: bool
 
 
-def figures_of(life: Life) -> LifeFigures:
+def figures_of(life: SimulatedLife) -> LifeFigures:
     """Return the figures of ``life``, by the ledger of its journals."""
     books, summary = account_of(life)
     events = [event for journal in life.journals for event in journal]
@@ -95,7 +95,7 @@ def figures_of(life: Life) -> LifeFigures:
     )
 
 
-def account_of(life: Life) -> tuple[Ledger, Summary]:
+def account_of(life: SimulatedLife) -> tuple[Ledger, Summary]:
     """Return the ledger of all jobs of ``life`` together, and its summary."""
     ends = [journal[-1].t for journal in life.journals[:-1]] + [life.end]
     books = [ledger(journal, end) for journal, end in zip(life.journals, ends, strict=True)]

@@ -47,7 +47,7 @@ _KILL_S = 1.0
 _WRONG_NUMBERS = (FaultOf.NAN, FaultOf.CORRUPTION)
 
 
-class Life(Record):
+class SimulatedLife(Record):
     """What became of one simulated job."""
 
     seed: int
@@ -113,7 +113,7 @@ class PolicyLife:
 
     # -- the life --------------------------------------------------------------------------------------
 
-    def play(self) -> Life:
+    def play(self) -> SimulatedLife:
         """Play it to its end."""
         try:
             for number in range(1 + self.spec.owner.stops_after):
@@ -126,7 +126,7 @@ class PolicyLife:
             pass
         if self._first_at <= self._now and self._world.running:
             self._count_steps(self._now)
-        return Life(
+        return SimulatedLife(
             seed=self.seed,
             journals=tuple(tuple(journal) for journal in self._journals),
             end=self._wall,

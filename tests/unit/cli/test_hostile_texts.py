@@ -401,7 +401,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["classify", text], ["nodes", text], ["diagnose", "--tests", text], ["replay", text],
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["help", text], ["completion", text], ["init", "--dir", "/nowhere", text],
-        ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
+        ["simulate", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
         ["checkpoint", "plan", "--layout", "2x8", "--params", "7B", "--node-memory", text],
         ["checkpoint", "plan", "--layout", text, "--params", text, "--node-memory", "2T", "--link", text],
         ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],

@@ -8,7 +8,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.simulator.figures import account_of, figures_of
-from slurm_robust.simulator.life import Life, PolicyLife
+from slurm_robust.simulator.life import PolicyLife, SimulatedLife
 from slurm_robust.simulator.spec import FaultOf, FaultSource, Owner, SimulatedCluster, SimulatedJob, Spec
 
 DAY_S = 86400.0
@@ -26,7 +26,7 @@ def played(
     time: str = "10 days",
     faults: tuple[FaultSource, ...] = (),
     **more: object,
-) -> Life:
+) -> SimulatedLife:
     spec = Spec(
         job=SimulatedJob(nodes=nodes, spares=spares),
         time=time,
