@@ -792,6 +792,7 @@ class Sim:
             gpus=len(job.nodes) * self._gpus_per_node,
             required=job.required_nodes,
             segment=job.segment,
+            requeues=job.requeue,
             blocks={node: block.name for block in self.cluster.switches for node in block.nodes},
             start=f"start {job.restart_count}",
             release=release_of(self._release, SimulatedRelease()) if self._release else None,

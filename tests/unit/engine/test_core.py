@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits, Timings
+from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits, SlurmConfig, Timings
 from slurm_robust.engine import questions as qs
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.effects import Send
@@ -382,3 +382,12 @@ def test_standbys_that_all_die_while_one_takes_a_slot_cost_one_requeue() -> None
     assert evicted(sim) <= {"n2", "n4", "n5"}
     assert not {"n2", "n4", "n5"} & set(sim.state.world.slots)
     assert len(requeues(sim)) == 1
+
+
+def test_a_run_says_what_the_loss_of_a_node_does_when_no_standby_is_left() -> None:
+    def said(**config: object) -> str:
+        (taken,) = trained(2, config=JobConfig(**config), to=1).events(ev.AllocationTaken)  # type: ignore[arg-type]
+        return taken.lost_node
+
+    assert said() == "costs a requeue"
+    assert said(slurm=SlurmConfig(requeue=False)) == "ends the job: slurm.requeue is false"

@@ -382,6 +382,15 @@ def test_the_plan_survives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert plan_file.load_plan(directory) == plan
 
 
+def test_the_plan_says_whether_slurm_may_requeue_the_job() -> None:
+    slurm = FakeSlurm()
+    job = slurm.job(slurm.submit(SubmitRequest(command=("x",))))
+    views = ((None, True), *((structs.replace(job, requeue=may), may) for may in (True, False)))
+    for view, may in views:
+        plan = preflight.make_plan(JobConfig(), CommandKind.SCRIPT, ("x.py",), {}, ALLOCATION, "7-ab", view)
+        assert plan.requeues is may
+
+
 # -- A job id that comes again is another job; a requeue of the same job is not --------------------
 
 NOW = time.time()
