@@ -95,7 +95,7 @@ class Witnesses:
         """Take in what kernels have answered for their agents."""
         if isinstance(found, NoAnswer):
             return
-        for node in found.taken:
+        for node in sorted(found.taken):
             self._taken[node] = now.mono
             self._sign(node, now.mono, "its node answers", now)
         self._on_refused(self._gone(found, now), now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -122,3 +124,16 @@ def test_lives_with_steps_that_are_shorter_than_snapshots_keep_all_promises() ->
 def test_many_lives_of_random_faults_keep_all_promises(first: int) -> None:
     for seed in range(first, first + 40):
         check(seed)
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_life_in_every_process() -> None:
+    script = (
+        "from slurm_robust.testing.sim.lives import live\n"
+        "print(*live(59).sim.journal, sep='\\n')"  # nodes answer together while their agents are silent
+    )
+    lives = {
+        subprocess.check_output([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed})
+        for seed in ("0", "1", "2")
+    }
+    assert len(lives) == 1
