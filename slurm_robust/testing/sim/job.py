@@ -37,10 +37,9 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.job import CommandKind
-from slurm_robust.model.journal import fold
 from slurm_robust.model.release import Requester, When
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.model.state import JobState
+from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import takeover
 from slurm_robust.slurm.errors import RequeueDisabled, SlurmError
 from slurm_robust.slurm.need import Need, Size
@@ -83,6 +82,9 @@ SLURMCTLD = "slurmctld"
 
 REST_S = 2.5
 """Seconds between two leaps: all agents are heard once more."""
+
+LEAST_STEPS = 4
+"""How many steps a leap passes over at least."""
 
 RESTART_S = 1.0
 """Until the supervisor starts a controller that has died again."""
@@ -198,6 +200,8 @@ class Sim:
         self._is_over = True  # the run
         self._agreed_at: tuple[int, float] | None = None
         self._leapt = 0.0
+        self._folded = 0, JobState()  # so many events of the journal, and what they make of the job
+        self._in_the_way = ""  # the node that last stood in the way of a leap
         self.job_id = self.slurm.submit(
             SubmitRequest(
                 command=("train.py",),
@@ -233,7 +237,15 @@ class Sim:
     def state(self) -> JobState:
         """The job as its controller knows it, or as the journal tells it while there is none."""
         controller = self.controller
-        return controller.core.state if controller is not None else fold(self.journal)
+        return controller.core.state if controller is not None else self._fold()
+
+    def _fold(self) -> JobState:
+        """Fold the journal, which only grows."""
+        known, state = self._folded
+        for event in self.journal[known:]:
+            state = apply(event, state)
+        self._folded = len(self.journal), state
+        return state
 
     @property
     def stage(self) -> str:
@@ -250,9 +262,8 @@ class Sim:
     @property
     def step(self) -> int:
         """The newest step that all ranks of the newest generation have completed, -1 before their first."""
-        ranks = self.ranks
-        whole = ranks and len(ranks) == self.state.world.placement.world_size
-        return min(rank.step for rank in ranks.values()) if whole else -1
+        world = self.state.world
+        return self.training.step_of(world.generation, world.placement.world_size)
 
     @property
     def sent(self) -> list[tuple[str, FromController]]:
@@ -287,17 +298,8 @@ class Sim:
         if not state.world.running or self.code is not None:
             return ""
         for node in state.world.slots:
-            agent = self.nodes[node].agent
-            if agent is None:
-                return f"{node} holds a slot and has no agent"
-            theirs = (agent.state.epoch, agent.state.generation, agent.state.phase)
-            ours = (state.epoch, state.world.generation, Phase.RUNNING)
-            if theirs != ours:
-                return f"the controller has {node} at {ours}, its agent is at {theirs}"
-            living = (r for r in self.nodes[node].workers.values() if r.generation == state.world.generation)
-            ranks = tuple(sorted(rank.rank for rank in living))
-            if ranks != state.world.placement.ranks_of(node):
-                return f"{node} has ranks {ranks} and should have {state.world.placement.ranks_of(node)}"
+            if found := self._disagreement_about(node, state):
+                return found
         strays = [
             f"rank {rank.rank} of generation {rank.generation} on {rank.node}"
             for node in self.nodes.values()
@@ -306,6 +308,20 @@ class Sim:
             and (rank.generation != state.world.generation or node.name not in state.world.slots)
         ]
         return f"still there: {', '.join(strays)}" if strays else ""
+
+    def _disagreement_about(self, node: str, state: JobState) -> str:
+        agent = self.nodes[node].agent
+        if agent is None:
+            return f"{node} holds a slot and has no agent"
+        theirs = (agent.state.epoch, agent.state.generation, agent.state.phase)
+        ours = (state.epoch, state.world.generation, Phase.RUNNING)
+        if theirs != ours:
+            return f"the controller has {node} at {ours}, its agent is at {theirs}"
+        living = (r for r in self.nodes[node].workers.values() if r.generation == state.world.generation)
+        ranks = tuple(sorted(rank.rank for rank in living))
+        if ranks != state.world.placement.ranks_of(node):
+            return f"{node} has ranks {ranks} and should have {state.world.placement.ranks_of(node)}"
+        return ""
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -341,9 +357,11 @@ class Sim:
         return f"{self.now:.1f} s, stage {self.stage or 'none'}, step {self.step}, code {self.code}{lines}"
 
     def _step(self, until: float) -> bool:
-        if self._leap_s and self.now > self._leapt + REST_S and self._is_quiet():
+        if self._leap_s and self.now > self._leapt + REST_S and self._may_be_quiet():
             planned = min((t for t in self._planned if t > self.now), default=math.inf)
-            self._leap(min(self.now + self._leap_s, until, planned) - 1.0)
+            to = min(self.now + self._leap_s, until, planned) - 1.0
+            if to - self.now >= LEAST_STEPS * self.training.step_s and self._is_quiet():
+                self._leap(to)
         return self.env.timeline.step(until)
 
     def suspend(self, seconds: float) -> None:
@@ -899,7 +917,7 @@ class Sim:
 
     def _vote(self) -> None:
         """Play the voters, by the real rules, while the controller's host is silent."""
-        newest, state = self.env.epochs[-1], fold(self.journal) if not self._controllers else self.state
+        newest, state = self.env.epochs[-1], self.state
         host, now = newest.node, self.now
         if now < self._leapt + 20.0 or self.storage.hangs or self.storage.fails:
             return
@@ -950,24 +968,32 @@ class Sim:
 
     # -- leaps -------------------------------------------------------------------------------------
 
-    def _is_quiet(self) -> bool:
-        """Return whether nothing but training goes on."""
+    def _may_be_quiet(self) -> bool:
+        """Return whether nothing but training goes on, by what can be seen without a look at each node."""
         if len(self._controllers) != 1 or self.stage != "Running" or not self.network.is_calm:
             return False
-        core = self._controllers[0].core
         if self._controllers[0].asks or self.storage.hangs or self.cluster.unreachable:
             return False
-        state = core.state
-        if self.disagreement():
+        core = self._controllers[0].core
+        if not core.trains or core.world.incident is not None or core.ending is not None:
             return False
-        is_busy = any(agent.is_busy for node in self.nodes.values() for agent in node.agents.values())
-        whole = len(self.ranks) == state.world.placement.world_size
-        return core.trains and state.world.incident is None and core.ending is None and whole and not is_busy
+        return not (self._in_the_way and self._is_in_the_way(self._in_the_way))
+
+    def _is_in_the_way(self, name: str) -> bool:
+        """Return whether node ``name`` does more than to train, or not that, too."""
+        node, state = self.nodes[name], self.state
+        if any(agent.is_busy for agent in node.agents.values()):
+            return True
+        return name in state.world.placement.slots and bool(self._disagreement_about(name, state))
+
+    def _is_quiet(self) -> bool:
+        """Return whether nothing but training goes on, at any node."""
+        self._in_the_way = next((name for name in self.nodes if self._is_in_the_way(name)), "")
+        whole = len(self.ranks) == self.state.world.placement.world_size
+        return not self._in_the_way and whole and not self.disagreement()
 
     def _leap(self, until: float) -> None:
         """Jump there, with all the steps that fit."""
-        if until - self.now < 4 * self.training.step_s:
-            return
         at = self.training.leap(self.state.world.generation, until)
         if at is None or at <= self.now:
             return

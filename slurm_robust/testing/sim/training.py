@@ -149,6 +149,13 @@ class SimulatedTraining:
         if members.get(rank.rank) is rank:
             del members[rank.rank]
 
+    def step_of(self, generation: int, world_size: int) -> int:
+        """Return the newest step that all ranks of ``generation`` have completed; -1 before their first, and
+        while some are missing.
+        """
+        members = self._members.get(generation, {})
+        return min((rank.step for rank in members.values()), default=-1) if len(members) == world_size else -1
+
     def nudge(self, generation: int) -> None:
         """Begin the next step, if nothing stands in the way any more."""
         if generation in self._planned or not self._is_able(generation):
