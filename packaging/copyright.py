@@ -70,6 +70,14 @@ WORKS = (
         "the repository of slurm_robust",
     ),
     Work(
+        ("slurm_robust/simulator/data/*",),
+        "Apache-2.0",
+        ("the authors of InfiniteHBD-Trace (StepFun)",),
+        ("../../LICENSE",),
+        "https://github.com/stepfun-ai/InfiniteHBD-Trace",
+        "Changed from fault_trace.json: see README.md beside it.",
+    ),
+    Work(
         ("markdown_it/*", "markdown_it_py-*.dist-info/*"),
         "MIT",
         ("2020 ExecutableBookProject", "2014 Vitaly Puzrin, Alex Kocharin"),

@@ -21,6 +21,7 @@ from slurm_robust.cli.parsing import (
     number,
     whole_number,
 )
+from slurm_robust.simulator.spread import parse
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -49,6 +50,7 @@ def _register_plan(commands: Commands) -> None:
                 "srobust spares plan --nodes gpu --rate 0.001 --group 4",
                 "for a partition whose nodes fail once in 1000 days, up to 4 at once",
             ),
+            ("srobust spares plan --nodes 512 --trace outages.csv", "by the outages that a file lists"),
         ),
         more="The number is the 99th percentile of the nodes that fail before a used spare is replaced.",
         json=True,
@@ -81,14 +83,34 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         "--rate",
         metavar="R",
         type=number(),
-        help="failures per node and day (default: from slurmdbd; with few failures the paper's 0.0012)",
+        help="failures per node and day (default: as measured; with few failures a public trace's 0.0042)",
     )
     parser.add_argument(
         "--replenish",
-        metavar="DAYS",
-        type=number(above=True),
-        default=1.0,
-        help="days until a spare that was used is replaced (default: %(default)g)",
+        metavar="TIME",
+        type=_replenish,
+        help="time until a spare that was used is replaced: a number of days, '6 h', '1 h to 5 h', "
+        "'2 days mean' or '0.7 days median, 6.5 days mean' (default: 1 day, or as the trace)",
+    )
+    parser.add_argument(
+        "--dispersion",
+        metavar="X",
+        type=number(1, most=1000),
+        help="variance by mean of the failures in a day: 1 if they are independent, more if they come in "
+        "bursts (default: as measured, else 1)",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        default="",
+        help="failure trace that gives rate, bursts and times to replace: CSV of node,start,end,kind, or the "
+        "name of one that comes with srobust: infinitehbd",
+    )
+    parser.add_argument(
+        "--trace-nodes",
+        metavar="N",
+        type=whole_number(1),
+        help="nodes that the trace is of, with those that had no outage (default: as the trace says)",
     )
     parser.add_argument(
         "--quantile",
@@ -113,15 +135,37 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
 
 
 def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = (), index: str = "") -> SpareRequirements:
+    if args.trace_nodes and not args.trace:
+        raise UsageError("--trace-nodes without a trace", fix="name one with --trace FILE")
     return SpareRequirements(
         rate=args.rate,
-        replenish_days=args.replenish,
+        replenish=args.replenish or "",
+        dispersion=args.dispersion,
+        trace=args.trace,
+        trace_nodes=args.trace_nodes,
         quantile=args.quantile,
         group=args.group,
         days=args.days,
         logs=logs,
         index=index,
     )
+
+
+def _replenish(text: str) -> str:
+    try:
+        float(text)
+    except ValueError:
+        pass
+    else:
+        days = number(above=True)(text)
+        return f"{days:g} {'day' if days == 1 else 'days'}"
+    try:
+        times = parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not times.mean_s:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0")
+    return text
 
 
 def _share(text: str) -> float:

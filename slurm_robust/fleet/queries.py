@@ -333,6 +333,23 @@ def node_failures(
     return int(failures or 0), (work_s or 0.0) / HOUR_S
 
 
+def failures_per_day(
+    connection: sa.Connection, since: float, until: float, names: Collection[str] | None
+) -> tuple[int, ...]:
+    """Return the same failures for each whole day (UTC), from the first one on which a node worked."""
+    days = schema.node_day
+    first, today = int(since // DAY_S) + 1, int(until // DAY_S)
+    asked = (
+        sa.select(days.c.day, sa.func.sum(days.c.failures))
+        .where(days.c.day >= first, days.c.day < today)
+        .group_by(days.c.day)
+    )
+    if names is not None:
+        asked = asked.where(days.c.node.in_(_ids(connection, names)))
+    found = {day: int(failures or 0) for day, failures in connection.execute(asked)}
+    return tuple(found.get(day, 0) for day in range(min(found, default=today), today))
+
+
 # -- parts --------------------------------------------------------------------------------------------------
 
 

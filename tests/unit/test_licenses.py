@@ -48,6 +48,7 @@ def lib(tmp_path: Path) -> Path:
     for name, text in {
         "python": "",
         "slurm_robust/__init__.py": "",
+        "slurm_robust/simulator/data/infinitehbd.csv": "",
         "slurm_robust-0.dist-info/METADATA": str(ours.metadata),
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,14 @@ def lib(tmp_path: Path) -> Path:
 
 def test_the_licence_table_tells_of_everything_that_is_bundled(table: ModuleType, lib: Path) -> None:
     text = table.text(lib)
-    for holder in ("Robey Pointer", "the contributors of libzmq", "Frank Denis", "Yann Collet", "YaoYuan"):
+    for holder in (
+        "the authors of InfiniteHBD-Trace",
+        "Robey Pointer",
+        "the contributors of libzmq",
+        "Frank Denis",
+        "Yann Collet",
+        "YaoYuan",
+    ):
         assert re.search(rf"^(Copyright:)? .*{re.escape(holder)}", text, re.MULTILINE), holder
     for of_a_license in (
         "Mozilla Public License Version 2.0",

@@ -258,6 +258,18 @@ def test_a_build_holds_the_files_that_links_of_the_tree_lead_to(built: dict[str,
 
 
 @pytest.mark.slow
+def test_a_build_holds_the_failure_trace_its_origin_and_its_licence(built: dict[str, Path]) -> None:
+    folder = "slurm_robust/simulator/data"
+    with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:
+        for name in ("infinitehbd.csv", "README.md"):
+            assert wheel.read(f"{folder}/{name}") == (ROOT / folder / name).read_bytes()
+        licence = wheel.read(f"slurm_robust-{TAG}.dist-info/licenses/LICENSE").decode()
+    assert "Apache License" in licence
+    with tarfile.open(built[".tar.gz"]) as source:
+        assert f"slurm_robust-{TAG}/{folder}/README.md" in source.getnames()
+
+
+@pytest.mark.slow
 def test_an_installed_wheel_writes_the_files_of_a_first_job(built: dict[str, Path], tmp_path: Path) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(built["-py3-none-any.whl"]) as wheel:

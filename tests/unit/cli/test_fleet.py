@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.admin import node_table
-from slurm_robust.admin.spare_plan import PlannedNodes, SpareRequirements, plan_for
+from slurm_robust.admin.spare_plan import PlannedNodes, SpareRequirements, measure_index, plan_for
 from slurm_robust.analysis.lemons import Failure, Work, score
 from slurm_robust.cli.main import main
 from slurm_robust.controller.conclusion import comment
@@ -143,7 +143,14 @@ def test_the_rate_for_spares_is_that_of_the_index(url: str) -> None:
     others = plan_for(
         slurm, structs.replace(fleet, nodes=frozenset({"n9"})), SpareRequirements(index=url), NOW
     )
-    assert (others.rate.source, "fleet index" in others.rate.why) == ("paper", True)
+    assert (others.rate.source, "fleet index" in others.rate.why) == ("public", True)
+
+
+def test_the_days_of_the_index_tell_bursts(url: str) -> None:
+    seen = measure_index(url, None, 28, NOW)
+    assert (sum(seen.per_day), len(seen.per_day)) == (30, 2), "all on the first day of work, none yesterday"
+    assert measure_index(url, frozenset({"n3"}), 28, NOW).per_day == (0, 0)
+    assert measure_index(url, frozenset({"n9"}), 28, NOW).per_day == ()
 
 
 def test_what_only_users_say_makes_no_lemon() -> None:
