@@ -84,6 +84,8 @@ def _print_facts(found: TraceFacts) -> None:
             f"failed within {count(back.days, 'day')} of their return: {100 * back.share:.1f} % "
             f"(any node: {100 * back.usual:.1f} %)"
         )
+    if found.halves is not None:
+        print(f"outages of a node in both halves: correlation {found.halves:.2f}")
     table = common.table("repair, days", "kind", "outages", "median", "mean", "p90")
     for repair in found.repairs[: KINDS + 1]:
         times = (repair.median_s, repair.mean_s, repair.p90_s)

@@ -17,6 +17,8 @@ from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import (
+    ENOUGH,
+    ENOUGH_DAYS,
     QUANTILE,
     REPLENISH_DAYS,
     Dispersion,
@@ -58,6 +60,13 @@ class NoNodes(SrobustError):
 
     exit_code = ExitCode.USAGE
     fix = "give --nodes a number from 1, a partition, or a hostlist such as gpu[001-128]"
+
+
+class TraceTooShort(SrobustError):
+    """A failure trace has too little in it to plan by."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "take a longer trace, or plan with --rate and --dispersion"
 
 
 class SpareRequirements(Record):
@@ -177,9 +186,10 @@ def measure_index(url: str, nodes: Collection[str] | None, days: float, now: flo
 def plan_for(slurm: SlurmClient, fleet: PlannedNodes, wanted: SpareRequirements, now: float) -> SparePlan:
     """Return the plan; where nothing says otherwise, by the rate of a public trace and independent failures.
 
-    Raises ``LogUnreadable`` and the errors of :mod:`slurm_robust.simulator.trace_file`.
+    Raises ``LogUnreadable``, :class:`TraceTooShort` and the errors of
+    :mod:`slurm_robust.simulator.trace_file`.
     """
-    trace = load(wanted.trace, wanted.trace_nodes) if wanted.trace else None
+    trace = _trace(wanted)
     seen = FleetFailures() if wanted.rate is not None or trace else _seen(slurm, fleet, wanted, now)
     rate = rate_to_use(wanted.rate, seen.measured, seen.missing)
     times = parse(wanted.replenish) if wanted.replenish else None
@@ -202,6 +212,18 @@ def plan_for(slurm: SlurmClient, fleet: PlannedNodes, wanted: SpareRequirements,
         group=wanted.group,
         notes=trace.notes if trace else (),
     )
+
+
+def _trace(wanted: SpareRequirements) -> FailureTrace | None:
+    if not wanted.trace:
+        return None
+    trace, days = load(wanted.trace, wanted.trace_nodes), ENOUGH_DAYS
+    if len(trace.outages) < ENOUGH or trace.span_s < days * DAY_S:
+        raise TraceTooShort(
+            f"{one_line(wanted.trace)}: {count(len(trace.outages), 'outage')} in {trace.span_s / DAY_S:.3g} "
+            f"days tell neither rate nor bursts; {ENOUGH} in {days} days would do"
+        )
+    return trace
 
 
 def _seen(slurm: SlurmClient, fleet: PlannedNodes, wanted: SpareRequirements, now: float) -> FleetFailures:
@@ -309,7 +331,7 @@ def bursts_text(made: SparePlan) -> str:
             f"{made.public} at a time (--dispersion, --trace)"
         )
     if found.at_once <= 1:
-        return f"independent failures: {why}"
+        return f"independent failures, {why}"
     return (
         f"{made.at_once} at a time {why}, and {made.independent} if failures were independent (variance "
         f"by mean: of a day's failures {found.per_day:.2g}, of the nodes out {found.at_once:.2g})"
@@ -319,7 +341,7 @@ def bursts_text(made: SparePlan) -> str:
 def _headline(made: SparePlan, name: str) -> Iterator[tuple[str, str]]:
     """Yield how many spares to have; if too little was measured, what is usual and what public rates say."""
     few, many = usual(made.nodes)
-    planned = f"{made.spares} for {made.nodes:,} {name}"
+    planned = f"{made.spares:,} for {made.nodes:,} {name}"
     if made.rate.source != "public":
         yield "spares", planned
         return

@@ -212,7 +212,7 @@ def plan(
 
 
 def _reason(nodes: int, by_chance: int, quantile: float, replacement: Replacement, group: int) -> str:
-    often = f"with a probability of {100 * quantile:g} % at most {by_chance} of {nodes:,} nodes"
+    often = f"with a probability of {100 * quantile:g} % at most {by_chance:,} of {nodes:,} nodes"
     if replacement.shorter_days == replacement.days:
         reason = f"{often} fail within {replacement.text}, until a spare that was used is replaced"
     else:
@@ -273,13 +273,14 @@ def dispersion_to_use(
     ``expected``: the mean of the failures in a day, of the nodes to plan for.
     """
     if given is not None:
-        return _of_days(given, "given", "with the given dispersion", replacement)
+        why = "with the given dispersion" if given > 1 else "as given"
+        return _of_days(given, "given", why, replacement)
     if len(per_day) < ENOUGH_DAYS or sum(per_day) < ENOUGH:
         return INDEPENDENT
     found, by_chance = dispersion(per_day), dispersion_by_chance(len(per_day))
     seen = f"{count(sum(per_day), 'failure')} in {days_text(len(per_day))}"
     if found <= by_chance:
-        why = f"{seen}; {found:.1f} is no more than chance explains (up to {by_chance:.1f})"
+        why = f"the dispersion of {seen} is {found:.1f}, no more than chance explains ({by_chance:.1f})"
         return _of_days(1.0, "measured", why, replacement)
     return _of_days(
         thinned(found, fmean(per_day), expected), "measured", f"with bursts as measured, {seen}", replacement
@@ -288,8 +289,8 @@ def dispersion_to_use(
 
 def dispersion_of_trace(per_day: float, observed: Observed, expected: float) -> Dispersion:
     """Return the dispersion for a plan with ``expected`` nodes out on average."""
-    why = f"with bursts as in the trace of {observed.nodes:,} nodes"
     value = thinned(observed.dispersion, observed.mean, expected)
+    why = f"{'with bursts ' if value > 1 else ''}as in the trace of {observed.nodes:,} nodes"
     return Dispersion(per_day=per_day, at_once=max(1.0, value), source="trace", why=why)
 
 

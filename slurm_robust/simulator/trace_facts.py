@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import correlation, fmean, median
 from typing import TypeVar
 
 from slurm_robust.analysis.lemons import Failure, Work, score
@@ -90,6 +90,10 @@ class TraceFacts(Record):
     bursts: tuple[Burst, ...]
     """The largest, the largest first."""
     returns: tuple[Return, ...]
+    halves: float | None
+    """Correlation of a node's outages in the first half of the trace with those in the second; None if either
+    has none.
+    """
 
 
 def facts(trace: FailureTrace) -> TraceFacts:
@@ -115,6 +119,7 @@ def facts(trace: FailureTrace) -> TraceFacts:
         repairs=_repairs(trace),
         bursts=_bursts(trace),
         returns=tuple(_return(trace, days) for days in _RETURN_DAYS),
+        halves=_halves(trace),
     )
 
 
@@ -210,6 +215,16 @@ def _return(trace: FailureTrace, days: int) -> Return:
     rate = len(trace.outages) / trace.nodes / trace.span_s
     usual = 1 - math.exp(-rate * within_s)
     return Return(days=days, share=again / returns if returns else 0.0, usual=usual)
+
+
+def _halves(trace: FailureTrace) -> float | None:
+    first, second = Counter[str](), Counter[str]()
+    for outage in trace.outages:
+        (first if outage.start < trace.span_s / 2 else second)[outage.node] += 1
+    names = [*_by_node(trace)]
+    silent = [0] * (trace.nodes - len(names))
+    halves = [[*(half[name] for name in names), *silent] for half in (first, second)]
+    return correlation(*halves) if all(len(set(half)) > 1 for half in halves) else None
 
 
 def _by_node(trace: FailureTrace) -> dict[str, list[Outage]]:

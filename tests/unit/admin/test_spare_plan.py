@@ -13,12 +13,13 @@ from slurm_robust.admin.spare_plan import (
     NoNodes,
     PlannedNodes,
     SpareRequirements,
+    TraceTooShort,
     fleet_of,
     main,
     measure_fleet,
     plan_for,
 )
-from slurm_robust.policy.spares import PUBLIC_RATE, SparePlan
+from slurm_robust.policy.spares import ENOUGH, PUBLIC_RATE, SparePlan
 from slurm_robust.slurm.errors import CommandFailed, InvalidNode
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
@@ -259,6 +260,36 @@ def test_what_a_trace_leaves_open_is_told(
     wanted = SpareRequirements(trace=str(path), trace_nodes=300)
     assert main("64", wanted, json=True, slurm=FakeSlurm(cluster)) == 0
     assert json.loads(capsys.readouterr().out)["observed"]["nodes"] == 300
+
+
+def test_a_trace_with_few_outages_or_days_is_no_base_for_a_plan(cluster: FakeCluster, tmp_path: Path) -> None:
+    path = tmp_path / "outages.csv"
+    for lines, why in (
+        (["# until: 90", *(f"n{i},{i},{i + 1}" for i in range(ENOUGH - 1))], "9 outages in 90 days"),
+        (["# until: 13", *(f"n{i},1,2" for i in range(40))], "40 outages in 12 days"),
+    ):
+        path.write_text("node,start_days,end_days\n" + "\n".join(lines))
+        with pytest.raises(TraceTooShort, match=why):
+            planned(64, cluster, trace=str(path))
+
+
+def test_outages_that_do_not_come_together_are_called_independent(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "outages.csv"
+    path.write_text("node,start_days,end_days\n" + "".join(f"n{i},{i},{i + 0.9}\n" for i in range(30)))
+    wanted = SpareRequirements(trace=str(path), trace_nodes=64)
+    assert main("64", wanted, json=False, slurm=FakeSlurm(cluster)) == 0
+    assert "independent failures, as in the trace of 64 nodes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_page_shows_what_the_command_says_of_the_public_trace(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "fleet.md").read_text()
+    example = page.partition("--nodes 400 --trace infinitehbd\n")[2].partition("\n```")[0]
+    assert main("400", SpareRequirements(trace="infinitehbd"), json=False, slurm=FakeSlurm(cluster)) == 0
+    assert " ".join(example.split()) in " ".join(capsys.readouterr().out.split())
 
 
 # -- what is shown ----------------------------------------------------------------------------------------

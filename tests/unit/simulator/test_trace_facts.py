@@ -74,6 +74,7 @@ def test_the_facts_of_a_small_trace() -> None:
     together = [(f"n{i}", 5 + i / 1440, 6.0) for i in range(5)]
     found = facts(trace(*together, ("n0", 8.0, 9.0), nodes=20))
     assert (found.outages, found.never, found.most_of_one, found.worst_share) == (6, 15, 2, 2 / 6)
+    assert found.halves is None, "all are in the second half"
     assert (found.per_day, found.per_day_most, found.per_day_p99) == (0.6, 5, 5)
     assert found.dispersions[0].dispersion == pytest.approx(variance([5, 1, *[0] * 8]) / 0.6)
     assert found.bursts == (Burst(at=5 * DAY_S, outages=5),)
@@ -117,6 +118,7 @@ def test_the_public_trace_says_what_others_have_counted_in_it(found: TraceFacts)
     assert (found.never, found.most_of_one, found.per_day_p99, found.per_day_most) == (169, 14, 14, 20)
     assert found.worst_share == pytest.approx(0.246, abs=1e-3)
     assert found.bursts[0].outages == 14
+    assert found.halves == pytest.approx(-0.02, abs=0.005)
     assert (round(found.out.mean, 2), found.out.at_once, found.out.most) == (9.26, 31, 35)
     gpu = next(repair for repair in found.repairs if repair.kind == "GPU")
     days = RepairTimes(kind="GPU", outages=158, median_s=0.70, mean_s=6.48, p90_s=19.97)
