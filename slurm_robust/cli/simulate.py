@@ -20,11 +20,12 @@ def register(commands: Commands) -> None:
         more="A spec says what the job is, what goes wrong, and how often: docs/simulator.md.",
         examples=(
             ("srobust simulate spec.yaml", "play ten lives of this job, and show its ETTR"),
+            ("srobust simulate byterobust-dense", "a spec that the package brings"),
             ("srobust simulate spec.yaml --seeds 1000 --lives lives.jsonl", "many; continue after Ctrl-C"),
         ),
         json=True,
     )
-    parser.add_argument("spec", metavar="SPEC", type=Path, help="a YAML file")
+    parser.add_argument("spec", metavar="SPEC", type=Path, help="a YAML file, or the name of a shipped spec")
     parser.add_argument(
         "--seeds", metavar="N", type=whole_number(1), help="number of lives (default: the spec's)"
     )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from slurm_robust.simulator.figures import Estimate, LifeFigures, Together, together
 from slurm_robust.simulator.runs import play
+from slurm_robust.simulator.shipped import located
 from slurm_robust.simulator.spec import Spec, read
 from slurm_robust.terminal.console import Bar, ScreenTable, facts_table, section, show
 from slurm_robust.util.text import count, one_line
@@ -25,7 +26,7 @@ def main(
     path: Path, *, seeds: int | None, processes: int, lives: Path | None, json: bool, as_csv: bool
 ) -> int:
     """Play, and print the figures; 0."""
-    spec = read(path)
+    spec = read(located(path))
     number = seeds or spec.seeds
     played: list[LifeFigures] = []
     with Bar("simulating", number, "lives", quiet=json or as_csv) as bar:

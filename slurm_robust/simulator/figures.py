@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from random import Random
 
 from msgspec import structs
@@ -12,7 +13,7 @@ from slurm_robust.ledger.chapters import joined
 from slurm_robust.ledger.ledger import Ledger, ledger
 from slurm_robust.ledger.summary import Summary, figures, summarise
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Evict, GiveUp, Replace, Requeue
+from slurm_robust.model.incident import Evict, GiveUp, Replace, Requeue, RollBack, Swap
 from slurm_robust.model.record import Record
 from slurm_robust.simulator.life import SimulatedLife
 
@@ -35,6 +36,8 @@ class LifeFigures(Record):
     runs: int
     """How often Slurm started it."""
     incidents: int
+    resolved: dict[str, int]
+    """Incidents and updates by :class:`Means`."""
     symptoms: dict[str, int]
     causes: dict[str, float]
     """GPU-hours lost by cause of the incident."""
@@ -66,7 +69,8 @@ def figures_of(life: SimulatedLife) -> LifeFigures:
     events = [event for journal in life.journals for event in journal]
     decided = [event for event in events if isinstance(event, ev.Decided) and event.carried_out]
     actions = Counter(type(action) for event in decided for action in event.actions)
-    scheduling = [s for journal in life.journals for s in _scheduling(journal)]
+    resolved = list(resolutions(events))
+    scheduling = [one.seconds for one in resolved if one.means in _EVICTIONS]
     since_start_ms = books.wall_ms - books.started_ms
     return LifeFigures(
         seed=life.seed,
@@ -77,6 +81,7 @@ def figures_of(life: SimulatedLife) -> LifeFigures:
         jobs=len(life.journals),
         runs=sum(isinstance(event, ev.AllocationTaken) for event in events),
         incidents=len(summary.incidents),
+        resolved=dict(Counter(one.means.value for one in resolved)),
         symptoms=dict(
             Counter(event.symptom.value for event in events if isinstance(event, ev.IncidentOpened))
         ),
@@ -121,18 +126,76 @@ def account_of(life: SimulatedLife) -> tuple[Ledger, Summary]:
     return whole, figures(whole, incidents, over, sum(one.steps for one in summaries))
 
 
-def _scheduling(journal: Iterable[ev.AnyEvent]) -> Iterable[float]:
-    """Yield the seconds from the detection of each fault that cost nodes until training went on."""
-    opened, costs_nodes = 0.0, False
-    for event in journal:
-        if isinstance(event, ev.IncidentOpened):
-            opened, costs_nodes = event.t, False
-        elif isinstance(event, ev.Decided) and opened:
-            costs_nodes |= any(isinstance(action, Evict) for action in event.actions)
-        elif isinstance(event, ev.FirstStep) and opened:
-            if costs_nodes:
-                yield event.t - opened
-            opened, costs_nodes = 0.0, False
+# -- what ended incidents ----------------------------------------------------------------------------------
+
+
+class Means(str, Enum):
+    """What training went on by after an incident, or a change of its code."""
+
+    EVICTED = "nodes evicted"
+    """For what named them: a check, an alert, a log."""
+    BY_STACKS = "nodes evicted by stacks"
+    BY_TESTS = "nodes evicted by tests"
+    """Or by a replay."""
+    ROLLED_BACK = "release rolled back"
+    MOVED = "ranks moved"
+    """To other nodes. None was evicted."""
+    REQUEUED = "requeued"
+    """Without an eviction."""
+    RESTARTED = "restarted"
+    """In place."""
+    UPDATED = "release updated"
+    """By its owner; nothing was wrong."""
+    SUBMITTED = "job submitted again"
+    """By its owner, who had cancelled it, or since it was given up."""
+
+
+class Resolution(Record):
+    """How one incident ended."""
+
+    symptom: str
+    """``update`` if the owner changed the code, ``cancelled`` if they cancelled the job."""
+    means: Means
+    seconds: float
+    """From the detection, or the owner's order, until the first step."""
+
+
+def resolutions(events: Iterable[ev.AnyEvent]) -> Iterator[Resolution]:
+    """Yield how each incident ended, and each update; ``events``: of all journals of a life."""
+    since, symptom, means = 0.0, "", Means.RESTARTED
+    for event in events:
+        match event:
+            case ev.IncidentOpened():
+                since, symptom, means = event.t, event.symptom.value, Means.RESTARTED
+            case ev.StopStarted() if event.update and not since:
+                since, symptom, means = event.t, "update", Means.UPDATED
+            case ev.StopOrdered() if not since:
+                since, symptom, means = event.t, "cancelled", Means.SUBMITTED
+            case ev.Decided() if event.carried_out:
+                means = _means(event, means)
+            case ev.FirstStep() if since:
+                yield Resolution(symptom=symptom, means=means, seconds=event.t - since)
+                since = 0.0
+
+
+_EVICTING_RUNGS = {4: Means.BY_STACKS, 5: Means.BY_TESTS, 8: Means.BY_TESTS}
+_EVICTIONS = (Means.EVICTED, *_EVICTING_RUNGS.values())
+
+
+def _means(decided: ev.Decided, before: Means) -> Means:
+    """Return by what training goes on if nothing is decided after this: evictions count most."""
+    kinds = {type(action) for action in decided.actions}
+    if GiveUp in kinds or before is Means.SUBMITTED:
+        return Means.SUBMITTED
+    if Evict in kinds:
+        return _EVICTING_RUNGS.get(decided.verdict.rung if decided.verdict else 0, Means.EVICTED)
+    if before in _EVICTIONS:
+        return before
+    if RollBack in kinds:
+        return Means.ROLLED_BACK
+    if Requeue in kinds:
+        return Means.REQUEUED
+    return Means.MOVED if kinds & {Replace, Swap} else before
 
 
 # -- many lives ------------------------------------------------------------------------------------------
@@ -204,7 +267,7 @@ NUMBERS: dict[str, Callable[[LifeFigures], float]] = {
 def together(name: str, fidelity: str, lives: Sequence[LifeFigures]) -> Together:
     """Return what ``lives`` say together."""
     found = {key: estimate([of(one) for one in lives]) for key, of in NUMBERS.items()}
-    for field in ("causes", "classes", "symptoms"):
+    for field in ("causes", "classes", "symptoms", "resolved"):
         for key in sorted({key for one in lives for key in getattr(one, field)}):
             found[f"{field}.{key}"] = estimate([float(getattr(one, field).get(key, 0.0)) for one in lives])
     return Together(

@@ -23,6 +23,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, Fault, Symptom, TestResult
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.progress import CHECKPOINT
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Release, Requester, When
 from slurm_robust.model.state import JobState, apply
@@ -86,6 +87,7 @@ class PolicyLife:
         self._site = SimulatedSite(spec, self._timeline, self._chance, self._on_back)
         self._horizon = seconds(spec.time)
         self._step_s = seconds(spec.job.step)
+        self._every, self._stall_s = _checkpoints(spec)
         self._rules = Rules(config=spec.policy)
         self._faults = faults_of(spec, len(self._site.names), f"faults {seed}")
         self._journals: list[list[ev.AnyEvent]] = []
@@ -97,7 +99,7 @@ class PolicyLife:
         self._companions = 0
         self._companion_of: dict[str, int] = {}
         # Of the generation that trains:
-        self._first_at, self._first_step, self._pace_s = math.inf, 0, self._step_s
+        self._first_at, self._first_step, self._pace_s = math.inf, 0, self._step_s + self._stall_s
         self._begun_with = 0  # its first step
         self._counted = -1  # the step that the journal has
         self._away: dict[int, float] = {}  # racks that are cut off, and until when
@@ -185,17 +187,18 @@ class PolicyLife:
             node = self._site.names[fault.node]
             if node in self._site.down:
                 return
-        nodes: tuple[str, ...] = (node,)
+        nodes = self._neighbours(node, fault.source.nodes)
         if kind is FaultOf.SWITCH:
             rack = self._site.rack(node)
             self._away[rack] = self._now + self._draw(fault.source.lasts)
             nodes = tuple(one for one in world.slots if self._site.rack(one) == rack)
         if fault.at_node and kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
             is_lasting = fault.persists or kind in (FaultOf.NODE, FaultOf.GPU)
-            if is_lasting:
-                self._site.broken.setdefault(node, fault)
-            if kind is FaultOf.NODE:
-                self._site.down.add(node)
+            for one in nodes:
+                if is_lasting:
+                    self._site.broken.setdefault(one, fault)
+                if kind is FaultOf.NODE:
+                    self._site.down.add(one)
         elif fault.persists and kind in (
             FaultOf.EXCEPTION,
             FaultOf.OUT_OF_MEMORY,
@@ -203,19 +206,26 @@ class PolicyLife:
             FaultOf.CRASH,
         ):
             self._bugs[fault.number] = fault
-        if world.running and nodes and any(world.placement.holds(one) for one in nodes):
-            self._hit(fault, nodes)
-        elif node in self._state.spares and kind in (FaultOf.NODE, FaultOf.GPU):
-            self._lose_standby(node, kind)
-        elif kind is FaultOf.NODE and node not in self._state.held:
-            self._repair_idle(node)
+        if world.running and (mine := tuple(one for one in nodes if world.placement.holds(one))):
+            self._hit(fault, mine)
+        for one in nodes:
+            if one in self._state.spares and kind in (FaultOf.NODE, FaultOf.GPU):
+                self._lose_standby(one, kind)
+            elif kind in (FaultOf.NODE, FaultOf.GPU) and one not in self._state.held:
+                self._repair_idle(one)
+
+    def _neighbours(self, node: str, number: int) -> tuple[str, ...]:
+        """Return ``node`` and those that follow it, in the job if it is one of its nodes."""
+        names = self._world.slots if self._world.placement.holds(node) else self._site.names
+        first = min(names.index(node), len(names) - min(number, len(names)))
+        return names[first : first + number]
 
     def _hit(self, fault: SimulatedFault, nodes: tuple[str, ...]) -> None:
         values = {name: getattr(fault, name) for name in fault.__struct_fields__}
         self._strikes.append(Strike(**{**values, "t": self._now, "nodes": nodes}))
 
     def _repair_idle(self, node: str) -> None:
-        """Have a free node that died repaired."""
+        """Have a free node that died, or failed the site's checks, repaired."""
         for pool, reserved in ((self._site.reserved, True), (self._site.free, False)):
             if node in pool:
                 del pool[node]
@@ -308,7 +318,9 @@ class PolicyLife:
 
     def _run(self) -> _Next:
         self._allocate()
-        self._wait(self._draw(self.spec.phases.first_start))
+        phases = self.spec.phases
+        more_s = seconds(phases.first_start_per_1000_nodes) * len(self._world.slots) / 1000
+        self._wait(self._draw(phases.first_start) + more_s)
         then = self._launch()
         while then is _Next.TRAIN:
             then = self._train()
@@ -374,7 +386,7 @@ class PolicyLife:
         start_s += seconds(spec.phases.start_per_1000_nodes) * len(world.slots) / 1000
         if self._wait_for_strike(start_s + seconds_of_restore + self._step_s):
             return self._recover()
-        self._first_at, self._pace_s = self._now, self._step_s
+        self._first_at, self._pace_s = self._now, self._step_s + self._stall_s
         self._first_step = self._counted = self._begun_with = (ref.step if ref is not None else -1) + 1
         generation = self._world.generation
         self._record(ev.FirstStep(t=self._wall, generation=generation, step=self._first_step, reported=True))
@@ -412,8 +424,10 @@ class PolicyLife:
         step = self._step_at(now)
         if step > self._counted and self._first_at < math.inf:
             t = BEGUN + self._first_at + (step - self._first_step) * self._pace_s
-            generation = self._world.generation
-            self._record(ev.ProgressMade(t=t, generation=generation, step=step, reported=True))
+            spent = {CHECKPOINT: (step - self._begun_with) * self._stall_s} if self._stall_s else {}
+            self._record(
+                ev.ProgressMade(t=t, generation=self._world.generation, step=step, reported=True, spent=spent)
+            )
             self._counted = step
 
     def _train(self) -> _Next:
@@ -535,9 +549,8 @@ class PolicyLife:
             self._memory = None  # memory has the newest two steps only
         elif kept >= self._begun_with:
             self._memory = CheckpointId(step=kept, generation=world.generation)
-        every = policy.every_steps or max(1, round(policy.every_s / self._pace_s))
         behind = math.ceil(self._draw(spec.write) / self._pace_s)
-        newest = (step - behind) // every * every
+        newest = (step - behind) // self._every * self._every
         if newest >= self._begun_with and (self._stored is None or newest > self._stored.step):
             self._store(CheckpointId(step=newest, generation=world.generation), self._draw(spec.write))
 
@@ -555,7 +568,7 @@ class PolicyLife:
         if strike.source.kind is FaultOf.SLOW and self._first_at < math.inf:
             self._count_steps(self._now)
             self._first_at, self._first_step = self._now, self._counted
-            self._pace_s = self._step_s * strike.source.factor
+            self._pace_s = self._step_s * strike.source.factor + self._stall_s
         began, good = self._now, self._step_at(self._now)
         goes_on = strike.source.kind in (*_WRONG_NUMBERS, FaultOf.SLOW)
         detect_s = self._draw(strike.source.detect)
@@ -853,6 +866,15 @@ class PolicyLife:
             )
         )
         return self._launch()
+
+
+def _checkpoints(spec: Spec) -> tuple[int, float]:
+    """Return every how many steps a checkpoint goes to storage, and what checkpoints add to each step."""
+    policy, step_s = spec.policy.checkpoint, seconds(spec.job.step)
+    every = policy.every_steps or max(1, round(policy.every_s / step_s))
+    if policy.memory:
+        return every, seconds(spec.checkpoints.blocks) / spec.checkpoints.stride
+    return every, parse(spec.checkpoints.write).mean_s / every
 
 
 def _spread(text: str) -> Spread:

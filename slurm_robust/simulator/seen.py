@@ -64,10 +64,12 @@ def fault_seen(strike: Strike, world: World, job: SimulatedJob, *, good_step: in
             return change(detail=f"{node} does not respond", lost=strike.nodes)
         case FaultOf.GPU:
             text = "a GPU fell off the bus (XID 79)"
-            return change(detail=f"{node}: {text}", named={node: text}, alive=world.slots)
+            named = dict.fromkeys(strike.nodes, text)
+            return change(detail=f"{node}: {text}", named=named, alive=world.slots)
         case FaultOf.NETWORK:
             text = "two network alerts: the link went down"
-            return change(detail=f"{node}: {text}", named={node: text}, alive=world.slots)
+            named = dict.fromkeys(strike.nodes, text)
+            return change(detail=f"{node}: {text}", named=named, alive=world.slots)
         case FaultOf.SWITCH:
             text = f"{len(strike.nodes)} nodes behind one leaf switch fell silent together"
             return change(detail=text, lost=strike.nodes, unreachable=text)

@@ -93,6 +93,8 @@ class FaultSource(Section):
     """How long a switch or the storage is away."""
     factor: Annotated[float, Meta(ge=1, le=1000, title="a number from 1 to 1000")] = 2.0
     """How many times as long steps take while a slow node is part of the job."""
+    nodes: Positive = 1
+    """Nodes that one fault strikes at once, which are neighbours."""
     fixed_by_rollback: Share = 0.0
     """Share of the code's faults that the newest release brought, if there is one to go back to."""
 
@@ -151,6 +153,8 @@ class Phases(Section):
     """What comes to ``start`` for each thousand nodes."""
     first_start: Times = "30 s to 60 s"
     """From Slurm's start of a run until its agents are ready, and torch is imported."""
+    first_start_per_1000_nodes: Time = "330 s"
+    """What comes to ``first_start`` for each thousand nodes."""
     update: Times = "5 s"
     """For which training stands still when the owner changes the code, besides ``start``."""
 
@@ -167,7 +171,8 @@ class SimulatedCheckpoints(Section):
     storage_gb_s: Number = 100.0
     """Rate from storage, of all nodes together."""
     write: Times = "60 s"
-    """Time until a checkpoint from memory is on storage; training goes on meanwhile."""
+    """Time until a checkpoint is on storage. Training goes on meanwhile, unless
+    ``policy.checkpoint.memory`` is off."""
     blocks: Time = "0 s"
     """For which the snapshot of a step holds training up."""
     stride: Positive = 1

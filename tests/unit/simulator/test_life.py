@@ -5,11 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from slurm_robust.config.job import CheckpointConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.simulator.figures import account_of, figures_of
 from slurm_robust.simulator.life import PolicyLife, SimulatedLife
-from slurm_robust.simulator.spec import FaultOf, FaultSource, Owner, SimulatedCluster, SimulatedJob, Spec
+from slurm_robust.simulator.spec import (
+    FaultOf,
+    FaultSource,
+    Owner,
+    SimulatedCheckpoints,
+    SimulatedCluster,
+    SimulatedJob,
+    Spec,
+)
 
 DAY_S = 86400.0
 
@@ -138,3 +147,33 @@ def test_steps_that_are_done_end_the_life() -> None:
     life = played(steps=1000)
     assert life.is_done
     assert life.end - 1.7e9 < 3 * 3600
+
+
+def test_a_fault_of_several_nodes_evicts_them_all_at_once() -> None:
+    life = played(spares=4, faults=(source(FaultOf.GPU, "1 / 2 days", nodes=3),))
+    evicted = [event for journal in life.journals for event in journal if isinstance(event, ev.NodeEvicted)]
+    first = [event.node for event in evicted if event.incident == 1]
+    assert len(first) == 3
+    assert life.evicted_wrong == 0
+
+
+def test_training_waits_for_a_checkpoint_that_goes_straight_to_storage() -> None:
+    policy = JobConfig(checkpoint=CheckpointConfig(memory=False, every_s=600))
+    found = figures_of(played(policy=policy, checkpoints=SimulatedCheckpoints(write="60 s")))
+    assert found.ettr == pytest.approx(600 / 660, abs=0.002)
+    assert found.classes["checkpoint-blocked"] == pytest.approx(240 * 60 / 660, rel=0.01)
+
+
+def test_a_free_node_that_a_check_names_is_repaired_before_the_job_gets_it() -> None:
+    faults = (source(FaultOf.GPU, "1 / 5 node-days"),)
+    life = played(nodes=2, spares=0, faults=faults, time="40 days", cluster=SimulatedCluster(free=6))
+    named = [e for j in life.journals for e in j if isinstance(e, ev.IncidentOpened)]
+    assert len(named) < 2 * 40 / 5 * 1.6  # not for those of free nodes, too
+
+
+def test_what_ended_each_incident_is_counted() -> None:
+    faults = (source(FaultOf.GPU, "1 / day"), source(FaultOf.CRASH, "1 / day", at_node=0.0))
+    found = figures_of(played(faults=faults, owner=Owner(updates="1 / 2 days", manual_restarts="1 / 4 days")))
+    assert set(found.resolved) >= {"nodes evicted", "restarted", "release updated", "job submitted again"}
+    updates_and_restarts = found.resolved["release updated"] + found.jobs - 1
+    assert sum(found.resolved.values()) == found.incidents + updates_and_restarts
