@@ -89,7 +89,7 @@ def _register_up(commands: Commands) -> None:
         _up,
         "boot a cluster and wait until all its nodes are idle",
         (
-            ("srobust sandbox up --nodes 6", "6 nodes of 1 CPU each"),
+            ("srobust sandbox up --nodes 6", f"6 nodes of {default.cpus} CPUs each"),
             (
                 "srobust sandbox up --name gpus --nodes 4 --gpus-per-node 8",
                 "another one, of nodes with fake GPUs",
@@ -144,9 +144,13 @@ def _up(args: argparse.Namespace) -> int:
     with shown:
         Sandbox.up(config, name=args.name, progress=progress)
     print(f"sandbox {args.name!r} is up: {config.nodes} nodes idle")
-    name = "" if args.name == "default" else f" --name {args.name}"
-    print(f"try: srobust sandbox exec{name} -- srun -N{config.nodes} hostname")
+    print(f"try: {exec_line(args.name, f'srun -N{config.nodes} hostname')}")
     return ExitCode.SUCCESS
+
+
+def exec_line(name: str, command: str, options: str = "") -> str:
+    """Return what to type to run ``command`` in a sandbox."""
+    return f"srobust sandbox exec{'' if name == 'default' else f' --name {name}'}{options} -- {command}"
 
 
 def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
@@ -402,10 +406,14 @@ def _fault(args: argparse.Namespace) -> int:
     inject = getattr(_attach(args).fault, args.fault_name.replace("-", "_"))
     print(inject(**aims).to_json())
     if args.fault_name == "boot":
-        resume = (
-            f"srobust sandbox exec --name {args.name} -- scontrol update NodeName={args.node} State=RESUME"
-        )
         print(
-            f"Slurm keeps a node that rebooted unexpectedly DOWN; this resumes it: {resume}", file=sys.stderr
+            "Slurm keeps a node that rebooted unexpectedly DOWN; this resumes it: "
+            + resume_line(args.name, args.node),
+            file=sys.stderr,
         )
     return ExitCode.SUCCESS
+
+
+def resume_line(name: str, node: str) -> str:
+    """Return what to type so that Slurm uses a booted node again: an order that it takes from root alone."""
+    return exec_line(name, f"scontrol update NodeName={node} State=RESUME", " --user root")

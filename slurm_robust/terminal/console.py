@@ -66,10 +66,12 @@ class Screen(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         stream = sys.stderr if stderr else sys.stdout
         super().__init__(
+            # What moves the cursor goes to the stream itself: rich puts a stream of its own before the one
+            # that cleans all text, and looks behind one of them only.
+            file=getattr(stream, "rich_proxied_file", stream),
             markup=False,
             emoji=False,
             highlight=False,
-            stderr=stderr,
             width=None if stream.isatty() else _columns(),
         )
         if not self.is_terminal:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.cli import sandbox as cli
-from slurm_robust.cli.main import main
+from slurm_robust.cli.main import main, make_parser
 from slurm_robust.cli.parsing import Parser
+from slurm_robust.cli.words import parse
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import SandboxConfig
 from slurm_robust.sandbox.boot import accounts
@@ -54,6 +56,13 @@ def test_daemons_are_known_by_node() -> None:
 def test_a_fault_is_one_line_of_json() -> None:
     fault = PlantedFault(1.5, "power-cut", "n3")
     assert json.loads(fault.to_json()) == {"t": 1.5, "fault": "power-cut", "target": "n3"}
+
+
+@pytest.mark.parametrize("name", ["default", "gpus"])
+def test_the_command_that_resumes_a_booted_node_is_roots_and_can_be_pasted(name: str) -> None:
+    args = parse(make_parser("sandbox"), shlex.split(cli.resume_line(name, "n1"))[1:])
+    assert (args.name, args.user) == (name, "root")
+    assert args.argv[1:] == ["scontrol", "update", "NodeName=n1", "State=RESUME"]
 
 
 def test_every_fault_is_on_the_command_line_and_on_the_page() -> None:

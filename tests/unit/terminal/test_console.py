@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import pty
 import re
+import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from slurm_robust.cli.main import visible_only
 from slurm_robust.terminal import console
 from slurm_robust.terminal.console import BYTES, Bar, Screen, track
 from tests.waiting import wait_for
@@ -51,6 +57,25 @@ def test_what_nobody_can_count_says_what_it_does(terminal: Terminal) -> None:
         bar.say("\x1b[2Jmore [bold]x[/]")
         wait_for(lambda: "more [bold]x[/]" in terminal.getvalue())
     assert "\x1b[2J" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("shown", [lambda: Bar("asking"), lambda: Screen(stderr=True).status("asking")])
+@pytest.mark.usefixtures("terminal")
+def test_what_a_command_does_stays_in_one_line_of_a_real_terminal(
+    shown: Callable[[], AbstractContextManager[object]],
+) -> None:
+    ours, theirs = pty.openpty()
+    seen = b""
+    with open(theirs, "w") as stderr, contextlib.redirect_stderr(stderr), visible_only(), shown():
+        while seen.count(b"asking") < 3:
+            seen += os.read(ours, 4096)
+        print("\x07said\x1b]0;title\x07 meanwhile", file=sys.stderr)
+        while b"meanwhile" not in seen:
+            seen += os.read(ours, 4096)
+    os.close(ours)
+    assert seen.count(b"\r\x1b[2K") >= 2, seen
+    assert b"asking?" not in seen
+    assert not re.search(rb"\x07|\x1b\]0", seen), "what is printed meanwhile controls nothing"
 
 
 def test_nothing_is_shown_of_what_is_quick() -> None:
