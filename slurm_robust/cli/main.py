@@ -17,7 +17,7 @@ from slurm_robust import __version__
 from slurm_robust.cli.commands import GROUPS, HELP
 from slurm_robust.cli.parsing import Commands, Parser, add_command
 from slurm_robust.cli.words import parse
-from slurm_robust.home import is_packaged
+from slurm_robust.home import HOME, is_packaged
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.libraries import pip_line
 from slurm_robust.util.checkout import in_full
@@ -215,5 +215,8 @@ def _is_lost() -> bool:
 
 def _internal(error: Exception) -> int:
     traceback.print_exc()
-    print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
+    print(
+        f"srobust: internal error: {error!r}; please report it with the lines above: {HOME}/issues",
+        file=sys.stderr,
+    )
     return ExitCode.INTERNAL

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
@@ -18,8 +19,8 @@ from slurm_robust.templates.catalog import template, templates
 from slurm_robust.templates.choose import Choice, Wish, choose
 from slurm_robust.templates.fill import spares_of
 from slurm_robust.templates.offer import Offer, look
-from slurm_robust.templates.write import NewJob, check_free, write
-from slurm_robust.terminal.console import facts_table, plain_table, section, show
+from slurm_robust.templates.write import USUAL, NewJob, check_free, write
+from slurm_robust.terminal.console import Paste, Wrapped, plain_table, section, show
 
 _PATIENCE_S = 5.0
 """How long each question to Slurm may take; after one without an answer there is no other."""
@@ -56,9 +57,11 @@ def main(
     offer = look(make_client("cli", _PATIENCE_S), getpass.getuser())
     spares = spares_of(chosen.text)
     said = script is not None or wish != Wish()
+    if script is None:
+        script = USUAL if (folder / USUAL).exists() else ""
     if not (said or yes or json) and sys.stdin.isatty() and sys.stdout.isatty():
-        wish, script = _ask(offer, spares, folder)
-    written = write(chosen, choose(wish, offer, spares), offer, script or "", folder, force=force)
+        wish, script = _ask(offer, spares, script)
+    written = write(chosen, choose(wish, offer, spares), offer, script, folder, force=force)
     show(written, _render, json=json)
     return 0
 
@@ -66,12 +69,12 @@ def main(
 # -- questions ---------------------------------------------------------------------------------------
 
 
-def _ask(offer: Offer, spares: int, folder: Path) -> tuple[Wish, str]:
+def _ask(offer: Offer, spares: int, script: str) -> tuple[Wish, str]:
     """Ask for what a person may want otherwise. Each answer changes the defaults of what follows."""
     print("Enter takes what stands in brackets; Ctrl-C ends this, and nothing is written.")
     if offer.silence:
         print(f"Slurm does not answer here: {offer.silence}")
-    script = _answer("script of the training", "train.py" if (folder / "train.py").exists() else "")
+    script = _answer("script of the training", script)
     wish = Wish()
     for name, text, convert in (
         ("partition", "partition", str),
@@ -139,9 +142,8 @@ def _parts(written: NewJob) -> Iterator[RenderableType]:
             choice.name, choice.value or "-", choice.why if _is_sure(choice) else f"{choice.why} (yours)"
         )
     yield table
-    if written.notes:
-        yield facts_table(("note", note) for note in written.notes)
-    yield from section("next:", *(f"  {command}" for command in written.next))
+    yield from (Wrapped(f"note: {note}", "  ") for note in written.notes)
+    yield from section("next:", *(Padding(Paste(command), (0, 0, 0, 2)) for command in written.next))
 
 
 def _is_sure(choice: Choice) -> bool:

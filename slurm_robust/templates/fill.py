@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
 from slurm_robust.config.job import JobConfig
@@ -55,8 +54,11 @@ def spares_of(text: str) -> int:
     return int(found[0])
 
 
-def filled(text: str, choices: Sequence[Choice], script: Sequence[str]) -> str:
-    """Return a template with the choices in its options, and the words of ``script`` in its command."""
+def filled(text: str, choices: Sequence[Choice]) -> str:
+    """Return a template with the choices in its options, and the configuration in its command.
+
+    What follows the batch script on sbatch's line is for ``srobust run``: options, the script, its arguments.
+    """
     text = _HOW_TO_COPY.sub(_WRITTEN, text, count=1)
     for choice in choices:
         if choice.name == "spares":
@@ -74,6 +76,4 @@ def filled(text: str, choices: Sequence[Choice], script: Sequence[str]) -> str:
     run = command[0]
     if f"--config {CONFIG}" not in run:
         run = run.replace(' "$@"', f' --config {CONFIG} "$@"')
-    if script:
-        run = run.replace(' "$@"', f' {shlex.join(script)} "$@"')
     return text[: command.start()] + run + text[command.end() :]

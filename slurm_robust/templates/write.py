@@ -16,6 +16,9 @@ from slurm_robust.templates.fill import CONFIG, config_text, filled
 from slurm_robust.templates.offer import Offer
 from slurm_robust.util.files import read_regular, write_atomically
 
+USUAL = "train.py"
+"""What a training's script is mostly called."""
+
 _MAX_SCRIPT = 10_000_000  # bytes
 _CHECKPOINTS = re.compile(rb"\b(Checkpointer|RobustCallback)\b")
 
@@ -52,7 +55,7 @@ def write(
     Raises :class:`FilesExist` without ``force``, :class:`CannotWriteFiles`.
     """
     texts = {
-        template.file: filled(template.text, choices, [script] if script else []),
+        template.file: filled(template.text, choices),
         CONFIG: config_text(),
     }
     check_free(template, folder, force=force)
@@ -114,7 +117,7 @@ def _notes(offer: Offer, script: str, folder: Path) -> list[str]:
 
 
 def _next(file: str, script: str, folder: Path) -> tuple[str, ...]:
-    words = shlex.quote(file) if script else f"{shlex.quote(file)} train.py"
+    words = shlex.join((file, script or USUAL))
     change = () if folder.resolve() == Path.cwd() else (f"cd {shlex.quote(str(folder))}",)
     return (
         *change,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.home import page
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
@@ -391,5 +392,6 @@ def unreadable(folder: Path, error: OSError) -> NoSuchJob:
         return NoSuchJob(f"{folder} cannot be read: {error.strerror}")
     return NoSuchJob(
         f"{folder} may not be read by uid {os.getuid()}",
-        fix="the job's owner and root can; its folder is closed to all others",
+        fix="the job's owner and root can; its folder is closed to all others "
+        f"({page('on-call.md#somebody-elses-job')})",
     )

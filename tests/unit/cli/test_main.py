@@ -282,7 +282,7 @@ def test_a_traceback_is_shown_only_on_demand(
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "srobust: interrupted"),
-        (RuntimeError("x"), 70, "srobust: internal error: RuntimeError('x')"),
+        (RuntimeError("x"), 70, "with the lines above: https://github.com/slurm-robust/slurm_robust/issues"),
     ],
 )
 def test_interrupts_and_bugs_have_codes_of_their_own(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.cli.main import main
+from slurm_robust.cli.main import main, make_parser
+from slurm_robust.cli.words import parse
 from slurm_robust.doctor.script import run_of
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.options import of_script
@@ -62,7 +66,7 @@ def test_a_script_that_is_written_has_what_was_asked_for(here: Path, kind: str) 
     run = run_of(file.read_text())
     assert run is not None
     assert list(run.words[:2]) == ["--spares", "2"]
-    assert list(run.words[-4:]) == ["--config", "job.yaml", "train.py", '"$@"']
+    assert list(run.words[-3:]) == ["--config", "job.yaml", '"$@"'], "the script stands on sbatch's line"
     assert "sbatch --nodes=5" not in file.read_text(), "the nodes stand in the script"
     assert main(["config", "check", "job.yaml"]) == 0
 
@@ -93,10 +97,72 @@ def test_json_has_what_was_chosen_and_what_comes_next(here: Path, capsys: pytest
     assert found["next"] == [
         "cd jobs/first",
         "srobust doctor train-requeue.sbatch",
-        'job=$(sbatch --parsable train-requeue.sbatch) && echo "job $job"',
+        'job=$(sbatch --parsable train-requeue.sbatch train.py) && echo "job $job"',
         'srobust status "$job"',
     ]
     assert [note.split(" ")[0] for note in found["notes"]] == ["Slurm", "train.py"]
+
+
+def test_defaults_are_those_of_enter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train.py").write_text("import torch\n")
+    assert main(["init", "--yes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "train.py has no slurm_robust.Checkpointer" in found["notes"][1]
+    assert "train.sbatch train.py)" in found["next"][1]
+
+
+def submitted(page: str) -> list[str]:
+    """Return the lines of a page that submit the batch script of ``srobust init``."""
+    found = re.findall(r"^(sbatch .*train\.sbatch .*?)(?: +#.*)?$", (ROOT / page).read_text(), re.MULTILINE)
+    return found + re.findall(r"`(sbatch [^`\n]*train\.sbatch [^`\n]*)`", (ROOT / page).read_text())
+
+
+WAYS_IN = {
+    page: submitted(page)
+    for page in (
+        "README.md",
+        "docs/index.md",
+        "docs/user-guide.md",
+        "docs/quick-reference.md",
+        "docs/tutorial.md",
+        "docs/trainings.md",
+    )
+}
+
+
+def run_by(folder: Path, line: str) -> argparse.Namespace:
+    """Return how ``srobust run`` understands what a batch script gives it, if ``line`` submits that."""
+    words = shlex.split(line)
+    script = words.index("train.sbatch")
+    stand_in = folder / "bin" / "srobust"
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    stand_in.chmod(0o755)
+    done = subprocess.run(
+        ["bash", *words[script:]],
+        cwd=folder,
+        env={"PATH": f"{stand_in.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return parse(make_parser("run"), done.stdout.splitlines())
+
+
+def test_each_page_of_the_way_in_submits_the_script() -> None:
+    assert all(WAYS_IN.values()), WAYS_IN
+
+
+@pytest.mark.parametrize("line", sorted({line for lines in WAYS_IN.values() for line in lines}))
+def test_what_the_pages_submit_is_what_a_script_of_init_runs(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    assert main(["init", "--yes", "--dir", str(tmp_path)]) == 0
+    args = run_by(tmp_path, line)
+    assert args.command[0] == "train.py"
+    assert "train.py" not in args.command[1:]
+    assert (args.spares, args.config) == (1, Path("job.yaml"))
+    if "--from" in line:
+        assert args.source == "4711"
 
 
 def test_a_script_without_checkpointer_is_told_what_a_fault_means(
@@ -157,6 +223,7 @@ def test_a_terminal_is_asked_and_a_wrong_answer_is_asked_for_again(tmp_path: Pat
     wait_for(lambda: terminal.shows("srobust status"), 60.0, "the next commands")
     assert terminal.program.wait(60) == 0
     os.close(terminal.ours)
+    assert run_by(tmp_path, WAYS_IN["README.md"][0]).command == ("train.py", "--lr", "3e-4")
     given = of_script((tmp_path / "train.sbatch").read_text(), {}).given
     assert (given["partition"], given["nodes"], given["time"]) == ("gpu", "5", "1-00:00:00")
 
