@@ -1,4 +1,4 @@
-"""``srobust simulate``: jobs that never ran, by the policy that runs."""
+"""``srobust simulate``: jobs that never ran, and real jobs under other settings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import argparse
 from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
-from slurm_robust.cli.parsing import Commands, add_command, whole_number
-from slurm_robust.simulator import command
+from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job_dir, whole_number
+from slurm_robust.config.plan import load_plan
+from slurm_robust.model.errors import PreflightError
+from slurm_robust.simulator import command, shipped, spec
+from slurm_robust.simulator.like import like
+from slurm_robust.trainings.find import find, load_events
 
 
 def register(commands: Commands) -> None:
@@ -17,15 +21,32 @@ def register(commands: Commands) -> None:
         "simulate",
         _simulate,
         HELP["simulate"],
-        more="A spec says what the job is, what goes wrong, and how often: docs/simulator.md.",
+        more="A spec says what the job is, what goes wrong, and how often; --like plays the faults of a real "
+        "job again: docs/simulator.md.",
         examples=(
             ("srobust simulate spec.yaml", "play ten lives of this job, and show its ETTR"),
             ("srobust simulate byterobust-dense", "a spec that the package brings"),
+            ("srobust simulate byterobust-dense", "a spec that the package brings"),
             ("srobust simulate spec.yaml --seeds 1000 --lives lives.jsonl", "many; continue after Ctrl-C"),
+            ("srobust simulate --like 4711 --what-if spares=0..8", "a real job, with other standbys"),
         ),
         json=True,
     )
-    parser.add_argument("spec", metavar="SPEC", type=Path, help="a YAML file, or the name of a shipped spec")
+    parser.add_argument(
+        "spec", metavar="SPEC", nargs="?", type=Path, help="a YAML file, or the name of a shipped spec"
+    )
+    parser.add_argument(
+        "--like", metavar="JOB", help="instead of SPEC: play the faults of this job again, by its journal"
+    )
+    add_job_dir(parser)
+    parser.add_argument(
+        "--what-if",
+        metavar="KEY=VALUES",
+        action="append",
+        default=[],
+        help="play it with other settings, too: a key of job.yaml or of a spec, and a range or a list "
+        "(spares=0..8, checkpoint.every_s=60,600); keys of one --what-if are crossed",
+    )
     parser.add_argument(
         "--seeds", metavar="N", type=whole_number(1), help="number of lives (default: the spec's)"
     )
@@ -45,11 +66,27 @@ def register(commands: Commands) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    if (args.spec is None) == (args.like is None):
+        raise UsageError("give either a SPEC or --like JOB", fix="srobust simulate --help has examples")
+    likeness = None
+    if args.like is not None:
+        directory = find(args.like, args.job_dir)
+        events = load_events(directory, quiet=args.json or args.csv)
+        try:
+            config = load_plan(directory).config
+        except PreflightError:
+            config = None  # the folder of another user, or a copy of the journal alone: the replay says so
+        likeness = like(events, config)
     return command.main(
-        args.spec,
-        seeds=args.seeds,
-        processes=args.processes or 0,
-        lives=args.lives,
-        json=args.json,
-        as_csv=args.csv,
+        command.SimulationRequest(
+            spec=likeness.spec if likeness is not None else spec.read(shipped.located(args.spec)),
+            name=args.spec.stem if args.spec is not None else "",
+            likeness=likeness,
+            what_if=tuple(args.what_if),
+            seeds=args.seeds,
+            processes=args.processes or 0,
+            lives=args.lives,
+            json=args.json,
+            csv=args.csv,
+        )
     )

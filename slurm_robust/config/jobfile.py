@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.reader import Layers, ValueOrigin, schema_keys, types_of
+from slurm_robust.config.reader import Layers, S, ValueOrigin, schema_keys, types_of
 from slurm_robust.util.files import is_there
 
 SITE_FILE = Path("/etc/slurm-robust/job.yaml")
@@ -77,12 +77,12 @@ def environment_name(key: str) -> str:
     return _PREFIX + key.replace(".", "_").upper()
 
 
-def add_text(layers: Layers[JobConfig], name: str, text: str, place: ValueOrigin) -> None:
+def add_text(layers: Layers[S], name: str, text: str, place: ValueOrigin) -> None:
     """Set a key to the text of an option or variable.
 
     Commas separate the items of a list, or it is one of YAML: ``[a, "b,c"]``.
     """
-    key = schema_keys(JobConfig).get(name)
+    key = schema_keys(layers.schema).get(name)
     layers.add(name, text if key is None else _value(types_of(key.kind), text), place)
 
 

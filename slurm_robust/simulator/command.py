@@ -1,50 +1,87 @@
-"""``srobust simulate``: plays a spec, and shows what its lives amount to."""
+"""``srobust simulate``: plays a spec, or a real job again, and shows what the lives amount to."""
 
 from __future__ import annotations
 
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slurm_robust.simulator.figures import Estimate, LifeFigures, Together, together
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.record import Record
+from slurm_robust.simulator.compare import Comparison, comparison, conclusions, percent
+from slurm_robust.simulator.figures import Estimate, LifeFigures, Together
+from slurm_robust.simulator.like import Likeness
 from slurm_robust.simulator.runs import play
-from slurm_robust.simulator.shipped import located
-from slurm_robust.simulator.spec import Spec, read
-from slurm_robust.terminal.console import Bar, ScreenTable, facts_table, section, show
+from slurm_robust.simulator.spec import Spec
+from slurm_robust.simulator.what_if import variations
+from slurm_robust.terminal.console import Bar, ScreenTable, Wrapped, facts_table, section, show
 from slurm_robust.util.text import count, one_line
 
 _PERCENT = 100.0
 
 
-def main(
-    path: Path, *, seeds: int | None, processes: int, lives: Path | None, json: bool, as_csv: bool
-) -> int:
-    """Play, and print the figures; 0."""
-    spec = read(located(path))
-    number = seeds or spec.seeds
-    played: list[LifeFigures] = []
-    with Bar("simulating", number, "lives", quiet=json or as_csv) as bar:
-        for one in play(spec, number, processes, lives):
-            played.append(one)
-            bar.advance()
-    played.sort(key=lambda one: one.seed)
-    if as_csv:
-        sys.stdout.write(csv_of(played))
+class SimulationRequest(Record):
+    """What was asked for."""
+
+    spec: Spec
+    name: str
+    likeness: Likeness | None = None
+    """Of the real job that is played again."""
+    what_if: tuple[str, ...] = ()
+    seeds: int | None = None
+    processes: int = 0
+    lives: Path | None = None
+    json: bool = False
+    csv: bool = False
+
+
+def main(wish: SimulationRequest) -> int:
+    """Play, and print the figures; 0. Raises ``InvalidSettings``, ``OtherLives``."""
+    spec = wish.spec
+    others = variations(spec, wish.what_if)
+    specs = [spec, *(one.spec for one in others if one.spec != spec)]
+    number = wish.seeds or spec.seeds
+    played: list[list[LifeFigures]] = [[] for _ in specs]
+    try:
+        with Bar("simulating", number * len(specs), "lives", quiet=wish.json or wish.csv) as bar:
+            for place, one in play(specs, number, wish.processes, wish.lives):
+                played[place].append(one)
+                bar.advance()
+    except KeyboardInterrupt:
+        print(f"srobust: {_kept(played, number, wish.lives)}", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    for lives in played:
+        lives.sort(key=lambda one: one.seed)
+    rest = iter(played[1:])
+    compared = [(one, next(rest) if one.spec != spec else played[0]) for one in others]
+    if wish.csv:
+        sys.stdout.write(csv_of([("", played[0]), *((str(one), lives) for one, lives in compared)]))
         return 0
-    found = together(spec.name or path.stem, spec.fidelity, played)
-    show(found, lambda made: text_of(made, spec), json=json)
+    made = comparison(spec.name or wish.name, spec.fidelity, played[0], compared, wish.likeness)
+    if made.real is None and not made.what_if:
+        show(made.own, lambda own: text_of(own, spec), json=wish.json)
+    else:
+        show(made, lambda found: comparison_text(found, spec), json=wish.json)
     return 0
 
 
-def csv_of(played: Sequence[LifeFigures]) -> str:
+def _kept(played: Sequence[Sequence[LifeFigures]], number: int, lives: Path | None) -> str:
+    """Return what became of the lives that were played until Ctrl-C."""
+    done, of = sum(map(len, played)), f"{number * len(played):,} lives"
+    if lives is None:
+        return f"interrupted after {done:,} of {of}; with --lives FILE those that are done are kept"
+    return f"interrupted: {lives} has {done:,} of {of}; the same command goes on from there"
+
+
+def csv_of(played: Iterable[tuple[str, Sequence[LifeFigures]]]) -> str:
     """Return a line for each life; what it has by cause or class is a column of its own."""
-    rows = [_flat(one) for one in played]
+    rows = [{"what_if": name, **_flat(one)} for name, lives in played for one in lives]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, restval=0, lineterminator="\n")
@@ -60,19 +97,68 @@ def _flat(one: LifeFigures) -> dict[str, object]:
     return flat | {f"{name}.{key}": value for name, inner in nested.items() for key, value in inner.items()}
 
 
+# -- text ------------------------------------------------------------------------------------------------
+
+
 def text_of(made: Together, spec: Spec) -> RenderableType:
     """Return the figures as a person reads them."""
-    job = spec.job
-    what = f"{count(job.nodes, 'node')}, {count(job.spares, 'standby')}, {spec.time}"
-    lives = "1 life" if made.lives == 1 else f"{made.lives:,} lives"
     facts = [
-        (
-            "simulated",
-            f"{one_line(made.name)}: {what}; {lives}, fidelity {made.fidelity}",
-        ),
+        ("simulated", f"{one_line(made.name)}: {_job_of(spec)}, {spec.time}; {_lives_of(made)}"),
         ("ETTR", _interval(made.figures["ettr"], percent=True)),
         ("incidents", _interval(made.figures["incidents"])),
     ]
+    return Group(facts_table(facts), *_tables(made))
+
+
+def comparison_text(made: Comparison, spec: Spec) -> RenderableType:
+    """Return what other settings bring, and how well a replay agrees with reality."""
+    own, real = made.own, made.real
+    is_replay = real is not None
+    facts = [
+        (
+            "replayed" if is_replay else "simulated",
+            f"{one_line(own.name)}: {_job_of(spec)}; {_lives_of(own)}",
+        )
+    ]
+    ettr = _interval(own.figures["ettr"], percent=True)
+    if real is not None:
+        facts += [
+            ("ETTR", f"under its own settings {ettr}, in reality {percent(real.ettr)}"),
+            ("incidents", f"{own.figures['incidents'].mean:.1f}, in reality {real.incidents}"),
+        ]
+    else:
+        facts += [("ETTR", f"under its own settings {ettr}")]
+    facts += [("assumed", ", ".join(made.assumed))] if made.assumed else []
+    facts += [("left out", "; ".join(made.left_out))] if made.left_out else []
+    parts: list[RenderableType] = [facts_table(facts)]
+    if made.what_if:
+        parts += section("with other settings", _what_if_table(made))
+    else:
+        parts += _tables(own)
+    if notes := conclusions(made):
+        parts += ["", *(Wrapped(one, "  ") for one in notes)]
+    return Group(*parts)
+
+
+def _what_if_table(made: Comparison) -> ScreenTable:
+    table = ScreenTable()
+    table.add_column("settings", overflow="fold")
+    for column in ("ETTR", "95 %", "gain", "requeues", "standbys", "GPU-h lost"):
+        table.add_column(column, justify="right")
+    for one in made.what_if:
+        found = one.together.figures
+        ettr = found["ettr"]
+        table.add_row(
+            ", ".join(f"{name}={value}" for name, value in one.settings.items()) + " (own)" * one.is_own,
+            percent(ettr.mean),
+            f"{_PERCENT * ettr.low:.1f} to {_PERCENT * ettr.high:.1f}",
+            f"{_PERCENT * one.gain.mean:+.1f}",
+            *(_number(found[name].mean) for name in ("requeues", "standbys_used", "gpu_hours")),
+        )
+    return table
+
+
+def _tables(made: Together) -> list[RenderableType]:
     table = ScreenTable()
     table.add_column("in each life")
     for column in ("mean", "95 % confidence", "5 % to 95 % of lives"):
@@ -88,9 +174,7 @@ def text_of(made: Together, spec: Spec) -> RenderableType:
         kind, _, key = name.partition(".")
         if kind == "causes":
             lost.add_row(Text(key), _number(one.mean), _range(one.low, one.high))
-    return Group(
-        facts_table(facts), *section("figures", table), *section("GPU-hours by cause of the incident", lost)
-    )
+    return [*section("figures", table), *section("GPU-hours by cause of the incident", lost)]
 
 
 _ROWS = {
@@ -105,6 +189,17 @@ _ROWS = {
     "was_s": "scheduling time of evictions, s",
     "gpu_hours": "GPU-hours lost",
 }
+
+
+def _job_of(spec: Spec) -> str:
+    faults = sum(source.after is not None for source in spec.faults)
+    given = f", {count(faults, 'fault')}" if faults else ""
+    return f"{count(spec.job.nodes, 'node')}, {count(spec.job.spares, 'standby')}{given}"
+
+
+def _lives_of(made: Together) -> str:
+    lives = "1 life" if made.lives == 1 else f"{made.lives:,} lives"
+    return f"{lives}, fidelity {made.fidelity}"
 
 
 def _interval(one: Estimate, *, percent: bool = False) -> str:

@@ -14,7 +14,7 @@ from random import Random
 
 from slurm_robust.model.record import Record
 from slurm_robust.simulator.spec import FaultSource, Spec
-from slurm_robust.simulator.spread import UNITS, rate
+from slurm_robust.simulator.spread import UNITS, rate, seconds
 
 DAY_S = UNITS["day"]
 
@@ -31,22 +31,48 @@ class SimulatedFault(Record):
     persists: bool = False
     """It comes again as long as the node, or the code, is in use."""
     number: int = 0
-    """Tells two faults of one life apart."""
+    """Tells two faults of one life apart. Those that :attr:`~.FaultSource.same` calls one have one number."""
 
 
 def faults_of(spec: Spec, nodes: int, seed: str) -> Iterator[SimulatedFault]:
-    """Yield the faults of one life, the earliest first, without end; ``nodes``: of the whole cluster."""
+    """Yield the faults of one life by their rates, the earliest first, without end.
+
+    ``nodes``: of the whole cluster.
+    """
     numbers = count(1)
     streams = [
-        _stream(source, spec.job.gpus_per_node, nodes, Random(f"{seed} {place} {source.kind.value}"), numbers)
+        _stream(source, spec.job.gpus_per_node, nodes, _chance(seed, place, source), numbers)
         for place, source in enumerate(spec.faults)
+        if source.after is None
     ]
     return heapq.merge(*streams, key=lambda fault: (fault.t, fault.number))
+
+
+def given_faults(spec: Spec, seed: str) -> list[SimulatedFault]:
+    """Return the faults of which the spec says when they happen; ``t``: how long the job has trained then."""
+    numbers: dict[str, int] = {}
+    found = []
+    for place, source in enumerate(spec.faults):
+        if source.after is not None:
+            number = -1 - (numbers.setdefault(source.same, place) if source.same else place)
+            found.append(_fault(seconds(source.after), source, -1, _chance(seed, place, source), number))
+    return sorted(found, key=lambda fault: fault.t)  # stable
+
+
+def _chance(seed: str, place: int, source: FaultSource) -> Random:
+    return Random(f"{seed} {place} {source.kind.value}")
+
+
+def _fault(t: float, source: FaultSource, node: int, chance: Random, number: int) -> SimulatedFault:
+    at_node = chance.random() < source.at_node
+    persists = chance.random() < (source.persists if at_node else source.code_persists)
+    return SimulatedFault(t=t, source=source, node=node, at_node=at_node, persists=persists, number=number)
 
 
 def _stream(
     source: FaultSource, gpus: int, nodes: int, chance: Random, numbers: Iterator[int]
 ) -> Iterator[SimulatedFault]:
+    assert source.rate is not None
     often = rate(source.rate)
     of_job = often.what == "job"
     each = often.per_s * (gpus if often.what == "GPU" else 1)
@@ -54,15 +80,7 @@ def _stream(
         return
     strikes = _Strikes(source, 1 if of_job else nodes, each, chance)
     for t, node in strikes:
-        at_node = chance.random() < source.at_node
-        yield SimulatedFault(
-            t=t,
-            source=source,
-            node=-1 if of_job else node,
-            at_node=at_node,
-            persists=chance.random() < (source.persists if at_node else source.code_persists),
-            number=next(numbers),
-        )
+        yield _fault(t, source, -1 if of_job else node, chance, next(numbers))
 
 
 class _Strikes:

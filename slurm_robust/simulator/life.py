@@ -8,6 +8,7 @@ long things take, and what tests find, is drawn. The result is the journal of ea
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
@@ -23,7 +24,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, Fault, Symptom, TestResult
 from slurm_robust.model.job import CommandKind
-from slurm_robust.model.progress import CHECKPOINT
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Release, Requester, When
 from slurm_robust.model.state import JobState, apply
@@ -32,7 +33,7 @@ from slurm_robust.policy.decide import at_the_end, decide
 from slurm_robust.policy.replacement import assign
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
 from slurm_robust.policy.rules import Rules
-from slurm_robust.simulator.faults import SimulatedFault, faults_of
+from slurm_robust.simulator.faults import SimulatedFault, faults_of, given_faults
 from slurm_robust.simulator.seen import Strike, fault_seen
 from slurm_robust.simulator.site import SimulatedSite
 from slurm_robust.simulator.spec import FaultOf, FaultSource, Spec
@@ -44,7 +45,9 @@ from slurm_robust.version import __version__
 BEGUN = 1.7e9
 """When every life begins, in seconds since 1970."""
 
-_KILL_S = 1.0
+_SOON_S = 0.01
+"""What is due as soon as this is due now: times of a spec are rounded."""
+
 _WRONG_NUMBERS = (FaultOf.NAN, FaultOf.CORRUPTION)
 
 
@@ -87,20 +90,27 @@ class PolicyLife:
         self._site = SimulatedSite(spec, self._timeline, self._chance, self._on_back)
         self._horizon = seconds(spec.time)
         self._step_s = seconds(spec.job.step)
-        self._every, self._stall_s = _checkpoints(spec)
+        self._every, blocked_s = _checkpoints(spec)
+        self._spent_s = {CHECKPOINT: blocked_s, EVALUATION: seconds(spec.job.between)}  # of each step
+        self._stall_s = sum(self._spent_s.values())
         self._rules = Rules(config=spec.policy)
         self._faults = faults_of(spec, len(self._site.names), f"faults {seed}")
         self._journals: list[list[ev.AnyEvent]] = []
         self._state = JobState()
         self._strikes: list[Strike] = []  # that the controller has not dealt with
         self._bugs: dict[int, SimulatedFault] = {}  # of the code that persist
+        self._given = deque(given_faults(spec, f"faults {seed}"))
+        self._victims: dict[str, tuple[str, ...]] = {}  # the nodes that faults have struck which come again
         self._next_update = self._next_restart = math.inf
+        self._updates = deque(sorted(map(seconds, spec.owner.updates_after)))
+        self._preemptions = deque(sorted(map(seconds, spec.cluster.preempted_after)))
         self._releases: dict[str, SimulatedFault | None] = {}  # what each release brought
         self._companions = 0
         self._companion_of: dict[str, int] = {}
         # Of the generation that trains:
         self._first_at, self._first_step, self._pace_s = math.inf, 0, self._step_s + self._stall_s
         self._begun_with = 0  # its first step
+        self._trains_since, self._trained_before_s = math.inf, 0.0
         self._counted = -1  # the step that the journal has
         self._away: dict[int, float] = {}  # racks that are cut off, and until when
         # What memory and storage have:
@@ -176,26 +186,38 @@ class PolicyLife:
         self._plan_next_fault()
         self._strike(fault)
 
+    def _plan_given(self) -> None:
+        """Plan the next of the faults that come when the job has trained for a given time."""
+        if self._given:
+            due_s = self._given[0].t - self._trained_s
+            self._timeline.after(due_s, partial(self._strike_given, self._world.generation))
+
+    def _strike_given(self, generation: int) -> None:
+        if self._world.running and self._world.generation == generation and self._first_at <= self._now:
+            self._strike(self._given.popleft())
+            self._plan_given()
+
+    @property
+    def _trained_s(self) -> float:
+        """For how long the job has trained in all."""
+        return self._trained_before_s + max(0.0, self._now - self._trains_since)
+
+    def _stop_training(self) -> None:
+        self._trained_before_s, self._trains_since = self._trained_s, math.inf
+
     def _strike(self, fault: SimulatedFault) -> None:
         """Have ``fault`` strike a node of the cluster, or the job as it is now."""
         world, kind = self._world, fault.source.kind
-        if fault.node < 0:
-            if not world.running:
-                return  # there is nothing that could go wrong
-            node = self._chance.choice(world.slots)
-        else:
-            node = self._site.names[fault.node]
-            if node in self._site.down:
-                return
-        nodes = self._neighbours(node, fault.source.nodes)
+        nodes = tuple(node for node in self._nodes_of(fault) if node not in self._site.down)
+        if not nodes:
+            return
         if kind is FaultOf.SWITCH:
-            rack = self._site.rack(node)
+            rack = self._site.rack(nodes[0])
             self._away[rack] = self._now + self._draw(fault.source.lasts)
             nodes = tuple(one for one in world.slots if self._site.rack(one) == rack)
         if fault.at_node and kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
-            is_lasting = fault.persists or kind in (FaultOf.NODE, FaultOf.GPU)
             for one in nodes:
-                if is_lasting:
+                if fault.persists or kind in (FaultOf.NODE, FaultOf.GPU):
                     self._site.broken.setdefault(one, fault)
                 if kind is FaultOf.NODE:
                     self._site.down.add(one)
@@ -219,6 +241,23 @@ class PolicyLife:
         names = self._world.slots if self._world.placement.holds(node) else self._site.names
         first = min(names.index(node), len(names) - min(number, len(names)))
         return names[first : first + number]
+
+    def _nodes_of(self, fault: SimulatedFault) -> tuple[str, ...]:
+        """Return the nodes that ``fault`` strikes; none if there is nothing that could go wrong."""
+        slots, source = self._world.slots, fault.source
+        if fault.node >= 0:
+            return self._neighbours(self._site.names[fault.node], source.nodes)
+        if not self._world.running:
+            return ()
+        places = (*slots, *self._state.spares)
+        if fault.at_node and source.same in self._victims:
+            return tuple(node for node in self._victims[source.same] if node in places)
+        nodes = tuple(places[slot] for slot in source.slots if slot < len(places))
+        if not source.slots:
+            nodes = self._neighbours(self._chance.choice(slots), source.nodes)
+        if fault.at_node and source.same:
+            self._victims[source.same] = nodes
+        return nodes
 
     def _hit(self, fault: SimulatedFault, nodes: tuple[str, ...]) -> None:
         values = {name: getattr(fault, name) for name in fault.__struct_fields__}
@@ -374,6 +413,8 @@ class PolicyLife:
         )
         self._first_at = math.inf
         self._record(launched)
+        if self._given and self._given[0].source.starting and self._given[0].t <= self._trained_s + _SOON_S:
+            self._strike(self._given.popleft())
         if dead:
             self._hit(
                 SimulatedFault(t=self._now, source=FaultSource(kind=FaultOf.NODE, rate="0 / day")), dead
@@ -392,6 +433,8 @@ class PolicyLife:
         self._record(ev.FirstStep(t=self._wall, generation=generation, step=self._first_step, reported=True))
         self._gone.clear()
         self._plan_repeats()
+        self._trains_since = self._now
+        self._plan_given()
         for node in [node for node in self._state.evicted if node in self._state.held]:
             self._record(ev.NodeGivenBack(t=self._wall, node=node, how="by shrinking the job"))
             self._return(node)
@@ -424,10 +467,9 @@ class PolicyLife:
         step = self._step_at(now)
         if step > self._counted and self._first_at < math.inf:
             t = BEGUN + self._first_at + (step - self._first_step) * self._pace_s
-            spent = {CHECKPOINT: (step - self._begun_with) * self._stall_s} if self._stall_s else {}
-            self._record(
-                ev.ProgressMade(t=t, generation=self._world.generation, step=step, reported=True, spent=spent)
-            )
+            generation, made = self._world.generation, step - self._begun_with
+            spent = {name: made * s for name, s in self._spent_s.items() if s}
+            self._record(ev.ProgressMade(t=t, generation=generation, step=step, reported=True, spent=spent))
             self._counted = step
 
     def _train(self) -> _Next:
@@ -462,8 +504,13 @@ class PolicyLife:
             )
         if spec.job.time_limit is not None:
             end = self._state.allocated - BEGUN + seconds(spec.job.time_limit)
-            choices.append((end - 120.0, self._reach_time_limit))
-        choices += [(self._next_update, self._update), (self._next_restart, self._restart_by_hand)]
+            choices.append((end - 120.0, partial(self._make_room, "the time limit is near")))
+        choices += [
+            (self._next_update, self._update),
+            (self._next_restart, self._restart_by_hand),
+            (self._due(self._updates), self._update),
+            (self._due(self._preemptions), partial(self._make_room, "Slurm preempts the job")),
+        ]
         if missing_standbys(self._state) and self._rules.replenish_sources:
             choices.append((self._now, None) if self._replenish() else (self._now + 60.0, None))
         return min([*choices, (self._horizon, None)], key=lambda choice: choice[0])
@@ -471,7 +518,9 @@ class PolicyLife:
     def _finish(self) -> _Next:
         self._count_steps(self._now)
         self._is_done = True
-        self._record(ev.GenerationEnded(t=self._wall, generation=self._world.generation, reason="done"))
+        self._pause()
+        self._end_generation("done", ())
+        self._save()
         self._record(ev.RunEnded(t=self._wall, code=0, reason="training is done"))
         raise _TimeIsOver
 
@@ -596,6 +645,7 @@ class PolicyLife:
 
     def _pause(self) -> None:
         """No step is made any more."""
+        self._stop_training()
         self._first_at, self._first_step = math.inf, max(self._first_step, self._counted)
 
     def _open(self, fault: Fault, detect_s: float) -> None:
@@ -644,6 +694,7 @@ class PolicyLife:
             )
         )
         self._first_at = math.inf
+        self._stop_training()
 
     def _answer(self, fault: Fault) -> _Next:
         """Ask the policy, and do what it says, until it has decided for good."""
@@ -675,6 +726,9 @@ class PolicyLife:
                         moved = {first, second}
                         self._gone |= {s for s, one in enumerate(self._launched_slots) if one in moved}
             if then is not None:
+                asked = any(isinstance(action, inc.RestartAgents) for action in decided.actions)
+                if not asked and set(fault.ended).intersection(self._world.slots):
+                    self._wait(self._draw(self.spec.phases.agents))  # the engine starts them by itself
                 return self._launch()
 
     @property
@@ -803,12 +857,23 @@ class PolicyLife:
         self._leave()
         return _Next.OVER
 
-    def _reach_time_limit(self) -> _Next:
+    def _pass(self, trained_s: deque[float]) -> None:
+        """Drop what is due by now."""
+        while trained_s and trained_s[0] <= self._trained_s + _SOON_S:
+            trained_s.popleft()
+
+    def _due(self, trained_s: deque[float]) -> float:
+        """Return when the job will have trained as long as the first of these says."""
+        return self._now + trained_s[0] - self._trained_s if trained_s else math.inf
+
+    def _make_room(self, why: str) -> _Next:
+        """Leave the nodes to others, and be requeued."""
+        self._pass(self._preemptions)
         self._count_steps(self._now)
         self._pause()
-        action = at_the_end(self._state, "the time limit is near", self._wall, self._rules, warned=True)
+        action = at_the_end(self._state, why, self._wall, self._rules, warned=True)
         self._wait(self._draw(self.spec.phases.stop))
-        self._end_generation("the time limit is near", ())
+        self._end_generation(why, ())
         if isinstance(action, inc.GiveUp):
             return self._give_up(action.code, action.reason)
         return self._requeue(action.exclude, action.reason, failure=False)
@@ -825,6 +890,7 @@ class PolicyLife:
     def _update(self) -> _Next:
         """Have the owner bring another release, which may be bad."""
         self._plan_owner()
+        self._pass(self._updates)
         number, name = self._state.updates + 1, f"{len(self._releases):012x}"
         brings: SimulatedFault | None = None
         source = next((one for one in self.spec.faults if one.kind is FaultOf.EXCEPTION), None)

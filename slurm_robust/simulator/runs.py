@@ -1,11 +1,12 @@
-"""Plays the lives of a spec on all processors, and keeps those that are done."""
+"""Plays the lives of specs on all processors, and keeps those that are done."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -19,15 +20,19 @@ from slurm_robust.version import __version__
 
 
 class OtherLives(SrobustError):
-    """The file of lives is of another spec, of another release, or no such file."""
+    """The file is of another release, or no file of lives."""
 
     exit_code = ExitCode.USAGE
     fix = "name another file, or remove that one"
 
 
 class _Header(Record):
-    spec: str
     version: str
+
+
+class _Kept(Record):
+    spec: str
+    life: LifeFigures
 
 
 def live(spec: Spec, seed: int) -> LifeFigures:
@@ -35,44 +40,47 @@ def live(spec: Spec, seed: int) -> LifeFigures:
     return figures_of(PolicyLife(spec, seed).play())
 
 
-def play(spec: Spec, seeds: int, processes: int = 0, kept: Path | None = None) -> Iterator[LifeFigures]:
-    """Yield the figures of the lives of seeds 0, 1, …, each as soon as it is known.
+def play(
+    specs: Sequence[Spec], seeds: int, processes: int = 0, kept: Path | None = None
+) -> Iterator[tuple[int, LifeFigures]]:
+    """Yield the figures of the lives of seeds 0, 1, … of each spec, as soon as they are known.
 
-    ``processes``: how many play at a time, 0 for as many as there are processors. ``kept``: a file of lives:
-    those that it has are not played again, and others are added. Raises :class:`OtherLives`.
+    Each comes with the place of its spec. ``processes``: how many play at a time, 0 for as many as there are
+    processors. ``kept``: a file of lives: those that it has are not played again, and others are added.
+    Raises :class:`OtherLives`.
     """
-    known = _known(kept, spec) if kept is not None else {}
-    yield from (known[seed] for seed in range(seeds) if seed in known)
-    missing = iter([seed for seed in range(seeds) if seed not in known])
+    names = [_name(spec) for spec in specs]
+    known = _known(kept) if kept is not None else {}
+    wanted = [(place, seed) for place in range(len(specs)) for seed in range(seeds)]
+    yield from ((place, known[names[place], seed]) for place, seed in wanted if (names[place], seed) in known)
+    missing = iter([(place, seed) for place, seed in wanted if (names[place], seed) not in known])
     processes = processes or len(os.sched_getaffinity(0))
-    if processes == 1 or seeds == 1:
-        for one in missing:
-            yield _keep(live(spec, one), kept)
+
+    def keep(place: int, life: LifeFigures) -> tuple[int, LifeFigures]:
+        if kept is not None:
+            with kept.open("ab") as file:
+                file.write(msgspec.json.encode(_Kept(spec=names[place], life=life)) + b"\n")
+        return place, life
+
+    if processes == 1 or len(wanted) == 1:
+        for place, seed in missing:
+            yield keep(place, live(specs[place], seed))
         return
     with ProcessPoolExecutor(processes) as pool:
         # Few are handed out ahead, so that Ctrl-C has little to wait for.
-        running = {
-            pool.submit(live, spec, seed) for _, seed in zip(range(2 * processes), missing, strict=False)
-        }
+        ahead = list(islice(missing, 2 * processes))
+        running = {pool.submit(live, specs[place], seed): place for place, seed in ahead}
         while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                if (seed := next(missing, None)) is not None:
-                    running.add(pool.submit(live, spec, seed))
-                yield _keep(future.result(), kept)
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                place = running.pop(future)
+                if (following := next(missing, None)) is not None:
+                    running[pool.submit(live, specs[following[0]], following[1])] = following[0]
+                yield keep(place, future.result())
 
 
-def _keep(figures: LifeFigures, kept: Path | None) -> LifeFigures:
-    if kept is not None:
-        with kept.open("ab") as file:
-            file.write(msgspec.json.encode(figures) + b"\n")
-    return figures
-
-
-def _known(kept: Path, spec: Spec) -> dict[int, LifeFigures]:
+def _known(kept: Path) -> dict[tuple[str, int], LifeFigures]:
     """Return the lives that the file has; a new file gets its header, and a line that was cut is ignored."""
-    lives = _without_seeds(spec)
-    header = _Header(spec=hashlib.sha256(msgspec.json.encode(lives)).hexdigest()[:16], version=__version__)
+    header = _Header(version=__version__)
     if not kept.exists():
         kept.write_bytes(msgspec.json.encode(header) + b"\n")
         return {}
@@ -82,17 +90,18 @@ def _known(kept: Path, spec: Spec) -> dict[int, LifeFigures]:
     except msgspec.DecodeError as error:
         raise OtherLives(f"{kept} is no file of simulated lives") from error
     if found != header:
-        raise OtherLives(f"{kept} has the lives of another spec, or of slurm_robust {found.version}")
-    known: dict[int, LifeFigures] = {}
+        raise OtherLives(f"{kept} has the lives of slurm_robust {found.version}")
+    known: dict[tuple[str, int], LifeFigures] = {}
     for line in lines:
         try:
-            one = msgspec.json.decode(line, type=LifeFigures)
+            one = msgspec.json.decode(line, type=_Kept)
         except msgspec.DecodeError:
             continue
-        known[one.seed] = one
+        known[one.spec, one.life.seed] = one.life
     return known
 
 
-def _without_seeds(spec: Spec) -> Spec:
-    """Return ``spec`` without what changes no life: its name, and how many there are."""
-    return msgspec.structs.replace(spec, name="", seeds=1)
+def _name(spec: Spec) -> str:
+    """Return what tells ``spec`` from others: all but its name and number of lives, which change none."""
+    lives = msgspec.structs.replace(spec, name="", seeds=1)
+    return hashlib.sha256(msgspec.json.encode(lives)).hexdigest()[:16]

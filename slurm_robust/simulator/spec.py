@@ -5,6 +5,7 @@ The keys of a spec in YAML. Times and rates are texts with their units (:mod:`sl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +14,7 @@ from msgspec import Meta
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.reader import Layers
-from slurm_robust.config.section import CHECK, Count, Number, Positive, Section, Share
+from slurm_robust.config.section import CHECK, Contradiction, Count, Number, Positive, Section, Share
 from slurm_robust.simulator.spread import EXAMPLE, RATE_EXAMPLE, parse, rate, seconds
 
 MAX_NODES = 100_000
@@ -63,8 +64,18 @@ class FaultSource(Section):
     """One source of faults."""
 
     kind: FaultOf
-    rate: RateText
+    rate: RateText | None = None
     """How often. A rate by nodes or GPUs strikes all nodes of the cluster, one by time the job alone."""
+    after: Time | None = None
+    """Instead of ``rate``: it happens once, when the job has trained for so long in all."""
+    starting: bool = False
+    """With ``after``: it strikes when the job starts again after that, before its first step."""
+    slots: tuple[Count, ...] = ()
+    """With ``after``: it strikes the nodes that have these slots then, numbered from 0; the standbys follow
+    after the job's ``nodes``. Empty: any node of the job."""
+    same: str = ""
+    """With ``after``: faults with the same word are one that comes again. It strikes the same nodes, as long
+    as the job uses them, or the same line of code."""
     lifetime: Literal["exponential", "weibull"] = "exponential"
     """Distribution of the time between two faults of a node. ``weibull``: see ``shape``."""
     shape: Annotated[float, Meta(gt=0, le=20, title="a number above 0, up to 20")] = 1.0
@@ -98,6 +109,21 @@ class FaultSource(Section):
     fixed_by_rollback: Share = 0.0
     """Share of the code's faults that the newest release brought, if there is one to go back to."""
 
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a source that says twice, or not at all, when its faults happen."""
+        if self.rate is None and self.after is None:
+            yield Contradiction(
+                keys=("rate",),
+                text="rate is missing: it is not said when these faults happen",
+                fix="add rate, for example rate: 6.5 / 1000 node-days, or after, for example after: 3 h",
+            )
+        if self.rate is not None and self.after is not None:
+            yield Contradiction(
+                keys=("rate", "after"),
+                text="both rate and after say when these faults happen",
+                fix="remove one of them",
+            )
+
 
 class SimulatedJob(Section):
     """The job that is played."""
@@ -109,6 +135,8 @@ class SimulatedJob(Section):
     gpus_per_node: Count = 8
     step: Time = "5 s"
     """Time of one step."""
+    between: Time = "0 s"
+    """Time for each step, on the average, that goes into phases that the script announces: evaluation."""
     time_limit: Time | None = None
     """Of one run of the job (``--time``). ``null``: none."""
     layout: Literal["data", "pipeline"] = "data"
@@ -136,6 +164,8 @@ class SimulatedCluster(Section):
     """Time from the end of a run until Slurm starts the next one, if nodes are free."""
     queue: Times = "0 s"
     """Time that a job waits for nodes when it is submitted, or requeued with too few nodes."""
+    preempted_after: tuple[Time, ...] = ()
+    """How long the job has trained in all when Slurm takes its nodes for another job, and requeues it."""
 
 
 class Phases(Section):
@@ -199,6 +229,8 @@ class Owner(Section):
 
     updates: RateText = "0 / day"
     """How often they bring a new release of the code, by ``srobust update``."""
+    updates_after: tuple[Time, ...] = ()
+    """How long the job has trained in all when they do so besides."""
     bad_updates: Share = 0.0
     """Share of the releases that raise an exception, or make NaN, soon."""
     manual_restarts: RateText = "0 / day"

@@ -5,6 +5,7 @@
 ``5 s to 15 s``                       any time in between is equally likely
 ``3 h mean``                          exponential
 ``0.7 days median, 6.5 days mean``    lognormal: a few take much longer than most
+``one of 4 s, 9 s, 9.5 s``            each of these is equally likely: times that were measured
 ``6.5 / 1000 node-days``              a rate; also by ``node-day``, ``GPU-year``, ``h``, ``90 days``
 ====================================  ==========================================================
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from random import Random
 from statistics import NormalDist
 
@@ -41,6 +43,7 @@ _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)"
 _TIME = re.compile(rf"{_NUMBER}\s*([A-Za-z]*)")
 _RATE = re.compile(rf"{_NUMBER}\s*(?:/|per)\s*(?:{_NUMBER}\s*)?(?:(node|GPU|gpu)[- ])?([A-Za-z]+)")
 _NORMAL = NormalDist()
+_ONE_OF = "one of "
 
 
 class Spread(Record):
@@ -50,12 +53,14 @@ class Spread(Record):
     """
 
     kind: str
-    """``fixed``, ``uniform``, ``exponential`` or ``lognormal``."""
+    """``fixed``, ``uniform``, ``exponential``, ``lognormal`` or ``measured``."""
     mean_s: float
     low_s: float = 0.0
     high_s: float = 0.0
     median_s: float = 0.0
     sigma: float = 0.0
+    values_s: tuple[float, ...] = ()
+    """Of a measured one, the shortest first."""
 
     def draw(self, chance: Random) -> float:
         """Draw one time."""
@@ -66,6 +71,8 @@ class Spread(Record):
                 return chance.expovariate(1 / self.mean_s) if self.mean_s else 0.0
             case "lognormal":
                 return chance.lognormvariate(math.log(self.median_s), self.sigma)
+            case "measured":
+                return chance.choice(self.values_s)
         return self.mean_s
 
     def quantile(self, share: float) -> float:
@@ -77,6 +84,8 @@ class Spread(Record):
                 return -self.mean_s * math.log1p(-share)
             case "lognormal":
                 return self.median_s * math.exp(self.sigma * _NORMAL.inv_cdf(share))
+            case "measured":
+                return self.values_s[int(share * len(self.values_s))]
         return self.mean_s
 
 
@@ -114,6 +123,8 @@ def _unit(text: str, unit: str) -> float:
 
 def parse(text: str) -> Spread:
     """Return the spread that ``text`` says. Raises ``ValueError``, which says what is wrong."""
+    if text.startswith(_ONE_OF):
+        return measured([seconds(part) for part in text.removeprefix(_ONE_OF).split(",")])
     low, to, high = text.partition(" to ")
     if to:
         begin, end = seconds(low), seconds(high)
@@ -129,6 +140,17 @@ def parse(text: str) -> Spread:
     if len(parts) > 1 or named.keys() == {"median"}:
         raise ValueError(f"{text!r} is no distribution; write for example {EXAMPLE}")
     return Spread(kind="fixed", mean_s=seconds(text))
+
+
+def measured(values_s: Sequence[float]) -> Spread:
+    """Return the distribution of these times, of which there must be one at least."""
+    return Spread(kind="measured", mean_s=sum(values_s) / len(values_s), values_s=tuple(sorted(values_s)))
+
+
+def text_of(values_s: Sequence[float]) -> str:
+    """Return the text for :func:`parse` of these times, of which there must be one at least."""
+    texts = [f"{value:.6g} s" for value in values_s]
+    return texts[0] if len(set(texts)) == 1 else _ONE_OF + ", ".join(texts)
 
 
 def lognormal(median_s: float, mean_s: float) -> Spread:

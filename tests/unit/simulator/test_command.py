@@ -1,0 +1,107 @@
+"""``srobust simulate`` as people and scripts use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.cli.main import main
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.simulator import runs
+from slurm_robust.simulator.figures import LifeFigures
+from slurm_robust.simulator.spec import Spec
+
+JOB = "tests/data/journals/0.2.0/killed-rank-and-dead-node"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "job: {nodes: 4, spares: 1}\ntime: 2 days\nseeds: 3\nfaults: [{kind: node, rate: 1 / day}]\n"
+    )
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["simulate", *words, "--processes", "1"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_replay_shows_how_well_it_agrees_and_what_other_standbys_bring(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = run(capsys, "--like", JOB, "--seeds", "3", "--what-if", "spares=0..2")
+    assert "in reality 33.5 %" in out
+    assert "spares=1 (own)" in out
+    assert "repair=1 day" in out  # what is assumed is said
+
+
+def test_json_has_reality_and_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "--like", JOB, "--seeds", "2", "--what-if", "spares=0,2", "--json"))
+    assert found["real"]["ettr"] == pytest.approx(0.335, abs=0.001)
+    assert [one["settings"] for one in found["what_if"]] == [{"spares": "0"}, {"spares": "2"}]
+    assert found["what_if"][0]["gain"]["mean"] < -0.1
+    assert found["own"]["figures"]["ettr"]["mean"] == pytest.approx(found["real"]["ettr"], abs=0.03)
+
+
+def test_csv_has_a_line_for_each_life_and_setting(capsys: pytest.CaptureFixture[str], spec: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(run(capsys, str(spec), "--csv", "--what-if", "spares=2"))))
+    assert [row["what_if"] for row in rows] == [""] * 3 + ["spares=2"] * 3
+    assert all(0 < float(row["ettr"]) <= 1 for row in rows)
+
+
+def test_lives_that_are_kept_are_not_played_again(
+    capsys: pytest.CaptureFixture[str], spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = str(tmp_path / "lives.jsonl")
+    words = (str(spec), "--lives", kept, "--json", "--what-if", "spares=2")
+    first = run(capsys, *words)
+    monkeypatch.setattr(runs, "live", None)  # would fail
+    assert run(capsys, *words) == first
+
+
+def test_ctrl_c_says_what_was_kept(
+    capsys: pytest.CaptureFixture[str], spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = runs.live
+
+    def interrupted(one: Spec, seed: int) -> LifeFigures:
+        if seed == 2:
+            raise KeyboardInterrupt
+        return played(one, seed)
+
+    monkeypatch.setattr(runs, "live", interrupted)
+    kept = tmp_path / "lives.jsonl"
+    words = ["simulate", str(spec), "--processes", "1"]
+    assert main([*words, "--lives", str(kept)]) == ExitCode.INTERRUPTED
+    assert f"{kept} has 2 of 3 lives; the same command goes on from there" in capsys.readouterr().err
+    assert main(words) == ExitCode.INTERRUPTED
+    assert "with --lives FILE those that are done are kept" in capsys.readouterr().err
+
+
+def test_a_file_that_holds_no_lives_is_not_written_to(
+    capsys: pytest.CaptureFixture[str], spec: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("mine\n")
+    assert main(["simulate", str(spec), "--lives", str(other)]) == ExitCode.USAGE
+    assert "is no file of simulated lives" in capsys.readouterr().err
+    assert other.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("words", [[], ["spec.yaml", "--like", "7"]])
+def test_either_a_spec_or_a_job_is_simulated(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["simulate", *words]) == ExitCode.USAGE
+    assert "give either a SPEC or --like JOB" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_other_settings_is_said_before_anything_is_played(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "--like", JOB, "--what-if", "spars=1"]) == ExitCode.USAGE
+    assert "did you mean spares" in capsys.readouterr().err
