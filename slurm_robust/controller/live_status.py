@@ -20,6 +20,7 @@ from slurm_robust.engine.core import Core, Stage
 from slurm_robust.engine.stages.checkpointing import Checkpointing
 from slurm_robust.engine.stages.running import Launching
 from slurm_robust.engine.stages.stopping import Stopping
+from slurm_robust.engine.stages.testing import Testing
 from slurm_robust.engine.stages.unreachable import Unreachable
 from slurm_robust.evidence.live_status import MAX_TEXT, IncidentFollower, of_state
 from slurm_robust.ledger.classes import TimeClass
@@ -128,7 +129,7 @@ def picture(
         node_dead_s=core.config.timings.node_dead_s,
         usual_step_s=core.monitor.pace.p50_s,
         hang_s=core.monitor.hang_s(now),
-        stage_most_s=_most_s(type(core.stage), core.config.timings),
+        stage_most_s=_most_s(core.stage, core.config.timings),
         ending=core.leaving or core.ending or "",
         held=core.held,
         listed=core.storage.listed or {},
@@ -139,14 +140,16 @@ def picture(
     )
 
 
-def _most_s(stage: type[Stage], timings: Timings) -> float | None:
-    """Return how long the job stays in a stage at most; None where that is not one setting."""
+def _most_s(stage: Stage, timings: Timings) -> float | None:
+    """Return how long the job stays in a stage at most; None where that is not known."""
+    if isinstance(stage, Testing):
+        return stage.most_s
     return {
         Checkpointing: timings.checkpoint_s,
         Launching: timings.launch_s,
         Stopping: timings.stop_grace_s + timings.kill_wait_s,
         Unreachable: timings.unreachable_s,
-    }.get(stage)
+    }.get(type(stage))
 
 
 # -- in any thread ---------------------------------------------------------------------------------

@@ -229,10 +229,12 @@ def outcome(report: IncidentReport) -> str:
     """Return how it ended, or its present state."""
     last = report.events[-1]
     if isinstance(last, ev.IncidentClosed):
-        took = last.t - report.t
+        lost_s = _lost_s(report)
+        since = f"{lost_s:.1f} s after the fault" if lost_s is not None else ""
+        since = since or f"{last.t - report.t:.1f} s after the first sign"
         if report.steps_repeated is None:
-            return f"the script makes steps again, {took:.1f} s after the first sign; it does not number them"
-        return f"training continues: step {last.step} was completed {took:.1f} s after the first sign"
+            return f"the script makes steps again, {since}; it does not number them"
+        return f"training continues: step {last.step} was completed {since}"
     if isinstance(last, ev.RunEnded):
         return one_line(f"the job ended with exit code {last.code}: {last.reason}")
     if report.status is IncidentStatus.ENDED:

@@ -22,6 +22,9 @@ from slurm_robust.util.files import read_regular
 FORMAT = 1
 """Raised when a field changes its meaning. New fields do not: older readers leave them out."""
 
+LATE_S = 5.0
+"""The live status of a running controller is hardly ever older, also on storage that caches for seconds."""
+
 OLD_S = 10.0
 """The live status of a running controller is younger: it makes one every ``timings.moment_s``."""
 
@@ -316,12 +319,14 @@ def counts(found: LiveStatus, run_id: str, epoch: int, *, ended: bool) -> str:
 
 
 def aged(found: LiveStatus, by_s: float) -> LiveStatus:
-    """Return it with the ages of what goes on, as they are ``by_s`` seconds later."""
+    """Return it with the ages of what goes on, as they are ``by_s`` seconds later.
+
+    Not with that of the newest step: another one may have followed.
+    """
     return structs.replace(
         found,
         t=found.t + by_s,
         stage_s=found.stage_s + by_s,
-        step_age_s=found.step_age_s + by_s if found.step_age_s is not None else None,
         incident=structs.replace(found.incident, age_s=found.incident.age_s + by_s)
         if found.incident
         else None,

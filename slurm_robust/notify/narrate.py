@@ -161,11 +161,12 @@ class Narrator:
                 )
 
     def _recovered(self, event: ev.IncidentClosed) -> str:
-        """Return ``recovered in 2.5 s (rank 0: SIGKILL on n2)``."""
+        """Return ``recovered in 2.5 s (rank 0: SIGKILL on n2)``, counted from the fault."""
         opened = self._opened
         if opened is None or opened.incident != event.incident:
             return "recovered"
-        return f"recovered in {duration(max(0.0, event.t - opened.t))} ({opened.detail})"
+        took_s = max(0.0, event.t - opened.t) + opened.detect_s
+        return f"recovered in {duration(took_s)} ({opened.detail})"
 
     def _update(self, event: ev.AnyEvent) -> Iterator[Notice]:
         """Yield a notice if an update gets further."""

@@ -142,6 +142,10 @@ class Seen(Record):
     """Where its journal breaks off."""
     saves: bool = False
     """It has a checkpoint on storage, from which another job can go on."""
+    training: bool = False
+    """It is a chapter of a training with a name."""
+    is_fault: bool = True
+    """A requeue is because of a fault, as opposed to a time limit or a preemption."""
 
 
 def judge(seen: Seen, now: float) -> JobSituation:
@@ -151,7 +155,7 @@ def judge(seen: Seen, now: float) -> JobSituation:
     if seen.waiting is not None:
         return _pending(seen, seen.waiting, now)
     if seen.phase in (REQUEUED, PREEMPTED):
-        return JobSituation(wrong=(first_sentence(seen.reason),), grave=True, doing=seen.slurm_advice)
+        return _requeued(seen)
     if seen.phase not in WORKING:
         return _ended(seen) if seen.code is not None or seen.phase == "stopped" else JobSituation()
     if seen.silent_s is not None:
@@ -159,13 +163,24 @@ def judge(seen: Seen, now: float) -> JobSituation:
             f"the controller has been silent for {duration(seen.silent_s)}; until it goes on, or another one "
             "takes over, no fault is answered"
         )
-        return JobSituation(wrong=(text,), grave=True)
+        return JobSituation(wrong=(text,), grave=seen.live is None)
     return _live(seen, seen.live) if seen.live is not None else _by_journal(seen)
+
+
+def _requeued(seen: Seen) -> JobSituation:
+    """Judge a run that has handed the job back: only a fault, or who took its nodes, is wrong."""
+    if seen.phase == PREEMPTED:  # whether Slurm queues it again is the cluster's setting
+        return JobSituation(wrong=(first_sentence(seen.reason),), grave=True, doing=seen.slurm_advice)
+    doing = seen.slurm_advice or "Slurm ends this run and puts the job back into its queue"
+    advice = NextMove(text="wait: it starts again by itself and goes on from its newest checkpoint")
+    if not seen.is_fault:
+        return JobSituation(doing=doing, advice=advice)
+    return JobSituation(wrong=(first_sentence(seen.reason),), grave=True, doing=doing, advice=advice)
 
 
 def _pending(seen: Seen, waits: PendingJob, now: float) -> JobSituation:
     wrong = [queue_text(waits, now)]
-    if seen.reason:
+    if seen.reason and seen.is_fault:
         wrong.append(first_sentence(seen.reason))
     if not waits.command:
         return JobSituation(wrong=tuple(wrong), grave=True, advice=_told(waits.why))
@@ -200,8 +215,7 @@ def _ended(seen: Seen) -> JobSituation:
     if seen.code == 0:
         return JobSituation()
     if seen.phase == CANCELLED:
-        again = "to go on from its newest checkpoint, submit it again with the same --training, or with "
-        text = f"{again}'srobust run --from {seen.job_id}'"
+        text = f"to go on from its newest checkpoint, submit it again with {_goes_on(seen)}"
         lost = not_saved(seen.reason)
         advice = NextMove(text=text) if seen.saves else None
         return JobSituation(wrong=(lost,) if lost else (), grave=True, advice=advice)
@@ -211,10 +225,16 @@ def _ended(seen: Seen) -> JobSituation:
         return JobSituation(wrong=(text,), grave=True)
     report = NextMove(
         text="read why; once that is mended, submit it again"
-        + (f": it goes on with the same --training, or with --from {seen.job_id}" if seen.saves else ""),
+        + (f": it goes on with {_goes_on(seen)}" if seen.saves else ""),
         command=f"srobust incident {seen.job_id} {newest.number}",
     )
     return JobSituation(wrong=(text,), grave=True, advice=report)
+
+
+def _goes_on(seen: Seen) -> str:
+    """Return what a job that is submitted again goes on from this one with."""
+    by_job = f"'srobust run --from {seen.job_id}'"
+    return f"the same --training, or with {by_job}" if seen.training else by_job
 
 
 def _by_journal(seen: Seen) -> JobSituation:
@@ -251,7 +271,7 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
         # The journal may have the decision before the controller's file has it.
         row = next((row for row in seen.incidents if row.number == incident.number), None)
         decided = incident.actions or (row.done if row is not None else "") or "nothing is decided yet"
-        doing = "; ".join(filter(None, (decided, stage_text(live))))
+        doing = "; ".join(filter(None, (decided, _stage(seen, live))))
         report = _report(seen.job_id, incident.number)
         return JobSituation(wrong=tuple(wrong), grave=True, doing=doing, advice=report)
     if live.non_finite:
@@ -264,7 +284,12 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
         )
     if halted:
         advice = NextMove(text="free space on the storage of the job's folder", command="df -h")
-    return JobSituation(wrong=tuple(wrong), grave=halted, doing=stage_text(live), advice=advice)
+    return JobSituation(wrong=tuple(wrong), grave=halted, doing=_stage(seen, live), advice=advice)
+
+
+def _stage(seen: Seen, live: LiveStatus) -> str:
+    """Return what the controller does, unless the journal is further: a step has ended the start."""
+    return "" if seen.phase == "training" and live.stage in ("gathering", "launching") else stage_text(live)
 
 
 def _has_live_ranks(live: LiveStatus) -> bool:

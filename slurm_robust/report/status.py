@@ -6,10 +6,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from msgspec import structs
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
@@ -24,6 +25,7 @@ from slurm_robust.model.companion import Companion
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.live_status import (
+    LATE_S,
     OLD_S,
     LiveRelease,
     LiveStatus,
@@ -43,7 +45,7 @@ from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.incident_table import INCIDENT_STYLES
-from slurm_robust.report.job_view import JobView
+from slurm_robust.report.job_view import JobView, LaunchView
 from slurm_robust.report.situation import (
     WORKING,
     JobSituation,
@@ -72,7 +74,10 @@ from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import clock, count, date_and_time, duration, first_sentence, one_line
 
 MAX_INCIDENTS = 3
-"""Incidents on the screen, the newest; ``--json`` and ``srobust incidents`` have all."""
+"""Incidents on the screen, the newest, if there is room; ``--json`` and ``srobust incidents`` have all."""
+
+MARGIN = 2
+"""Lines of a terminal that the screen leaves free: for the prompt, or for the title of ``--watch``."""
 
 MAX_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
@@ -216,6 +221,8 @@ class Status(Record):
     """How many there were at the beginning."""
     situation: JobSituation = JobSituation()
     """What is wrong, what is done about it, and what a person can do."""
+    is_fault: bool = True
+    """A requeue, if there is one, is because of a fault; False for a time limit or a preemption."""
 
 
 def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> Status:
@@ -248,7 +255,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         evicted=dict(state.evicted),
         incidents=tuple(map(incident_row, job.incidents)),
         ledger=summary_of(job.events, now),
-        restored=newest.restored if newest else "",
+        restored=_restored(newest) if newest else "",
         stored=state.world.stored,
         interval=advise(job.events, now),
         notes=tuple(
@@ -265,6 +272,7 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         update=None if is_left and phase != REQUEUED else update_of(state, now),
         updates=job.updates,
         start=start_of(job) if newest else None,
+        is_fault=state.requeueing is None or state.requeueing.failure,
     )
     return judged(status, now)
 
@@ -285,8 +293,17 @@ def judged(status: Status, now: float, cut: str = "") -> Status:
         silent_s=status.controller_silent_s,
         cut=cut,
         saves=status.stored is not None,
+        training=bool(status.training),
+        is_fault=status.is_fault,
     )
     return structs.replace(status, situation=judge(seen, now))
+
+
+def _restored(newest: LaunchView) -> str:
+    """Return the checkpoint with which a generation began; if it has made no step, it may have refused it."""
+    if not newest.restored or newest.last is not None:
+        return newest.restored
+    return f"{newest.restored}, {'but' if newest.ended else 'and'} no step was made from it"
 
 
 def _began(job: JobView) -> JobSize:
@@ -427,10 +444,11 @@ def _now(directory: JobDirectory, state: JobState, wall: float) -> dict[str, Any
     if counts(found, state.run_id, state.epoch, ended=state.ended is not None):
         return {}
     old_s = wall - found.t
+    changes: dict[str, Any] = {"controller_silent_s": old_s} if old_s > LATE_S else {}
     if old_s > OLD_S:
-        return {"controller_silent_s": old_s}
+        return changes
     live = aged(found, max(0.0, old_s))
-    changes: dict[str, Any] = {"live": structs.replace(live, nodes=()), "phases": phases_text(live)}
+    changes |= {"live": structs.replace(live, nodes=()), "phases": phases_text(live)}
     if live.step >= 0:
         changes |= {"step": live.step, "loss": live.loss}
     if live.update is not None:
@@ -467,11 +485,11 @@ def render(status: Status) -> RenderableType:
         if times is not None:
             snapshots += f"; {times.repeats(local, rising=status.rising)}"
     # Standbys that are set aside have their own line.
-    in_world = StandbyStage.IN_WORLD.value
+    in_world = (StandbyStage.WOKEN.value, StandbyStage.IN_WORLD.value)
     standbys = (
         (node, row)
         for node, row in status.standbys.items()
-        if node not in status.aside and row.stage != in_world
+        if node not in status.aside and row.stage not in in_world
     )
     lent = (
         f"{one.node} by companion {job_id} ({one.source})"
@@ -485,7 +503,7 @@ def render(status: Status) -> RenderableType:
     nodes = nodes_text(status.slots, status.spares, status.now, status.began) if status.slots else ""
     none_left = ""
     if status.phase in WORKING and status.slots and not (status.spares or status.companions):
-        trained = [node for node, row in status.standbys.items() if row.stage == in_world]
+        trained = [node for node, row in status.standbys.items() if row.stage in in_world]
         where = (
             f" ({fold_nodes(trained)} {'trains' if len(trained) == 1 else 'train'} now)" if trained else ""
         )
@@ -523,21 +541,58 @@ def render(status: Status) -> RenderableType:
         ("silent", "; ".join(given_up), "yellow"),
         ("ETTR", ettr_text(status.ledger, MAX_LOST), ""),
     ]
-    facts = facts_grid()
-    for name, value, style in rows:
-        if value:
-            shown = value if isinstance(value, Paste) else Text(one_line(value, None), style=style)
-            facts.add_row(name, shown)
-    if not status.incidents:
-        return facts
-    is_above = status.incidents[-1].status is IncidentStatus.OPEN and bool(found.wrong)
-    newest = status.incidents[-MAX_INCIDENTS:-1] if is_above else status.incidents[-MAX_INCIDENTS:]
-    if not newest:
-        return facts
-    older = len(status.incidents) - len(newest) - is_above
-    title = "\nIncidents before" if is_above else "\nIncidents"
-    title += f", the newest {len(newest)} of {len(newest) + older}" if older else ""
-    return Group(facts, Text(title, style="bold"), newest_incidents(status.job_id, newest, older))
+    is_above = bool(status.incidents and found.wrong) and status.incidents[-1].status is IncidentStatus.OPEN
+    before = status.incidents[:-1] if is_above else status.incidents
+    return _OneScreen(
+        [(name, value, style) for name, value, style in rows if value],
+        "Incidents before" if is_above else "Incidents",
+        partial(newest_incidents, status.job_id, before),
+        len(before),
+    )
+
+
+class _OneScreen:
+    """The facts, and below them as many incidents as a terminal shows without scrolling.
+
+    Where the facts alone are too many lines, those below what is wrong have one line each.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[str, str | Paste, str]],
+        title: str,
+        newest: Callable[[int], RenderableType],
+        incidents: int,
+    ) -> None:
+        self._rows, self._title, self._newest, self._incidents = rows, title, newest, incidents
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        most = min(MAX_INCIDENTS, self._incidents)
+        screens = [self._screen(shown, short=False) for shown in range(most, -1, -1)]
+        if not console.is_terminal:
+            yield screens[0]
+            return
+        room = options.max_height - MARGIN
+        fitting = (one for one in screens if len(console.render_lines(one, options)) <= room)
+        yield next(fitting, None) or self._screen(0, short=True)
+
+    def _screen(self, shown: int, *, short: bool) -> RenderableType:
+        facts = facts_grid()
+        is_below = False
+        for name, value, style in self._rows:
+            is_below = is_below or name == "Slurm"
+            if isinstance(value, Paste):
+                facts.add_row(name, value)
+                continue
+            text = Text(one_line(value, None), style=style)
+            if short and is_below:
+                text.no_wrap, text.overflow = True, "ellipsis"
+            facts.add_row(name, text)
+        if not self._incidents:
+            return facts
+        title = f"\n{self._title}"
+        title += f", the newest {shown} of {self._incidents}" if 0 < shown < self._incidents else ""
+        return Group(facts, Text(title, style="bold"), self._newest(shown))
 
 
 TONE_STYLES = {Tone.GOOD: "green", Tone.WARNING: "yellow", Tone.BAD: "bold red", Tone.PLAIN: ""}
@@ -566,20 +621,23 @@ def _step(status: Status) -> str:
     return f"{text}; {launched}"
 
 
-def newest_incidents(job_id: int, rows: Sequence[IncidentRow], older: int) -> RenderableType:
-    """Return a line or two for each incident, the newest first, and the place of the reports."""
+def newest_incidents(job_id: int, rows: Sequence[IncidentRow], most: int) -> RenderableType:
+    """Return a line or two for each of the newest ``most`` incidents, the newest first, and where all are."""
+    every = f"all {len(rows)}: srobust incidents {job_id}"
+    if not most:
+        return Text(every, style="dim")
     table = ScreenTable(head=False)
     table.add_column(no_wrap=True, justify="right", style="bold")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for row in reversed(rows):
-        cost = f" ({duration(row.recover_s)})" if row.recover_s is not None else ""
+    for row in reversed(rows[-most:]):
+        cost = f", {duration(row.lost_s)} lost" if row.lost_s is not None else ""
         told = row.what + (f": {row.done}" if row.done else "")
         how = Text(f"{row.status.value}{cost}", style=INCIDENT_STYLES[row.status])
         table.add_row(f"  {row.number}", clock(row.t), how, Text(one_line(told)))
     hint = f"srobust incident {job_id} {rows[-1].number}"
-    hint += f"; all {older + len(rows)}: srobust incidents {job_id}" if older else ""
+    hint += f"; {every}" if most < len(rows) else ""
     return Group(table, Text(f"reports: {hint}", style="dim"))
 
 

@@ -47,9 +47,14 @@ class Testing:
         else:
             self._limit_s = core.config.replay.budget_s
             question = ReplayTraining(nodes=nodes, layout=core.layout, release=core.state.release)
-        core.ask(question, now, self._hear, within_s=self._limit_s + MARGIN_S)
+        core.ask(question, now, self._hear, within_s=self.most_s)
         what = "replaying the training on" if self._is_replay else "testing"
-        core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self._limit_s:.0f} s at most"))
+        core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self.most_s:.0f} s at most"))
+
+    @property
+    def most_s(self) -> float:
+        """How long the tests take at most."""
+        return self._limit_s + MARGIN_S
 
     def _hear(self, found: Diagnosis | NoAnswer, now: Now) -> None:
         self._found = Diagnosis(reason=found.reason) if isinstance(found, NoAnswer) else found

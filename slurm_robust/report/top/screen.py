@@ -485,7 +485,7 @@ def incident_lines(rows: Sequence[IncidentRow], width: int) -> list[Line]:
     lines: list[Line] = []
     for row in reversed(rows):
         style = {IncidentStatus.OPEN: "warn", IncidentStatus.ENDED: "bad"}.get(row.status, "good")
-        took = f", recovered in {duration(row.recover_s)}" if row.recover_s is not None else ""
+        took = f", {duration(row.lost_s)} lost" if row.lost_s is not None else ""
         lines.append(
             (
                 (f"{row.number:>4}  {date_and_time(row.t)}  ", "strong"),

@@ -130,7 +130,35 @@ def test_a_controller_that_is_silent_is_graver_than_what_it_saw_last() -> None:
     assert "no fault is answered" in found.wrong[0]
 
 
+def test_silence_of_a_few_seconds_says_nothing_of_the_training() -> None:
+    found = seen(silent_s=7.0, live=late())
+    assert not found.grave
+    assert len(found.wrong) == 1
+    assert "silent for 7.0 s" in found.wrong[0]
+    assert found.advice is None, "its stacks show no hang"
+
+
+def test_a_start_that_a_step_has_ended_is_not_still_done() -> None:
+    begins = live_status(stage="gathering", stage_s=10.0, step=-1)
+    assert "waits for the agents" in seen("starting", live=begins).doing
+    assert seen("training", live=begins).doing == ""
+
+
 # -- a job that waits --------------------------------------------------------------------------------
+
+
+def test_a_requeue_says_what_happens_next_and_is_wrong_only_after_a_fault() -> None:
+    lost = seen("requeued", reason="1 node to replace, 0 standbys left")
+    assert lost.wrong == ("1 node to replace, 0 standbys left",)
+    assert lost.doing == "Slurm ends this run and puts the job back into its queue"
+    assert lost.advice is not None
+    limit = seen("requeued", reason="the end of this run is near (USR1)", is_fault=False)
+    assert (limit.wrong, limit.grave) == ((), False)
+    assert limit.doing == lost.doing
+    queued = seen("requeued", reason="the end of this run is near (USR1)", is_fault=False, waiting=waits())
+    assert len(queued.wrong) == 1
+    completing = seen("requeued", reason="x", slurm_advice="waits for Slurm to give up node n1")
+    assert completing.doing == "waits for Slurm to give up node n1"
 
 
 def waits(**changes: object) -> PendingJob:
@@ -220,7 +248,10 @@ def test_a_cancelled_job_has_nothing_wrong_and_a_finished_one_nothing_to_do() ->
     order = "ordered to end by SIGTERM; steps 897 to 982 are lost"
     assert seen("cancelled", code=143, reason=order).wrong == ("steps 897 to 982 are lost",)
     assert cancelled.advice is not None
-    assert "srobust run --from 7" in cancelled.advice.text
+    assert cancelled.advice.text.endswith("submit it again with 'srobust run --from 7'")
+    named = seen("cancelled", code=143, saves=True, training=True).advice
+    assert named is not None
+    assert named.text.endswith("with the same --training, or with 'srobust run --from 7'")
     assert seen("cancelled", code=143).advice is None, "nothing to go on from"
 
 

@@ -91,8 +91,10 @@ def test_the_time_of_a_job_that_slurm_does_not_have_ends_with_its_journal(
 
 
 def launched(**changes: object) -> ev.GenerationLaunched:
-    fields: dict[str, object] = {"restore": CheckpointId(generation=1, step=1234), **changes}
-    return ev.GenerationLaunched(t=1.0, generation=2, slots=("n1",), master="x:1", **fields)  # type: ignore[arg-type]
+    made = ev.GenerationLaunched(
+        t=1.0, generation=2, slots=("n1",), master="x:1", restore=CheckpointId(generation=1, step=1234)
+    )
+    return structs.replace(made, **changes)
 
 
 def shown(*events: ev.AnyEvent) -> str:
@@ -171,6 +173,61 @@ def test_the_screen_has_the_newest_incidents_and_says_where_all_are() -> None:
     assert "Incidents, the newest 3 of 7" in many
     assert "all 7: srobust incidents 0" in many
     assert ("sign 4" in many, "sign 5" in many) == (False, True)
+
+
+def test_an_incident_costs_the_time_from_the_fault_to_the_first_new_step() -> None:
+    opened = incidents.opened(t=20.0, symptom=Symptom.NODE_LOST, detail="n1 does not respond", detect_s=15.5)
+    over = ev.IncidentClosed(t=21.1, incident=1, generation=2, step=2, recover_s=1.1)
+    text = shown(launched(), opened, over)
+    assert "over, 17 s lost" in " ".join(text.split())
+    assert "1.1 s" not in text
+
+
+@pytest.mark.parametrize(("incidents_so_far", "evicted"), [(0, 0), (2, 1), (3, 2), (40, 3), (3, 12)])
+def test_the_screen_fits_a_terminal_of_24_lines(incidents_so_far: int, evicted: int) -> None:
+    events: list[ev.AnyEvent] = [
+        run_started(command=("train.py", "--lr", "3e-4"), training="mlp"),
+        allocation_taken(("n1", "n2"), ("n9",), t=0.0, lost_node="costs a requeue"),
+        launched(slots=("n1", "n2"), tiers={"peer": 2, "memory": 14}),
+        ev.StorageWritten(t=1.0, generation=2, step=90, seconds=2.0),
+    ]
+    why = "does not respond to 3 of its peers, and Slurm calls it down since the power was cut by an outage"
+    events += [ev.NodeEvicted(t=1.0, node=f"m{n}", reason=f"m{n} {why}", incident=1) for n in range(evicted)]
+    for number in range(1, incidents_so_far + 1):
+        detail = f"n{number} {why}"
+        events += [
+            incidents.opened(t=10.0 * number, incident=number, symptom=Symptom.NODE_LOST, detail=detail),
+            ev.IncidentClosed(t=10.0 * number + 5, incident=number, generation=2, step=2, recover_s=1.0),
+        ]
+    console = Console(width=80, height=24, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(render(status_at(JobView(events=events), 3600.0)))
+    text = capture.get()
+    assert len(text.splitlines()) <= 22
+    assert "job " in text.splitlines()[1]
+    if incidents_so_far:
+        assert "srobust incident" in text
+    if incidents_so_far > 3:
+        assert "all 40: srobust incidents" in " ".join(text.split())
+
+
+def test_a_generation_that_ended_without_a_step_is_not_said_to_have_restored() -> None:
+    began = launched(tiers={"storage": 4})
+    text = "step 1234 from storage (4 parts)"
+    assert f"{text}, and no step was made from it" in shown(began)
+    step = ev.FirstStep(t=2.0, generation=2, step=1235, reported=True)
+    assert "no step was made" not in shown(began, step)
+    refused = ev.GenerationEnded(t=2.0, generation=2, reason="rank 0 raised ValueError")
+    assert f"{text}, but no step was made from it" in shown(began, refused)
+
+
+def test_a_standby_that_was_woken_is_a_node_that_trains() -> None:
+    taken = allocation_taken(("n1",), ("n2",), t=0.0)
+    rehearsed = ev.StandbyChanged(t=0.5, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0)
+    gone = ev.NodeEvicted(t=0.6, node="n1", reason="n1: lost", incident=1)
+    text = " ".join(shown(taken, rehearsed, gone, launched(slots=("n2",), restore=None)).split())
+    assert "woken" not in text
+    assert "no standby left (n2 trains now)" in text
 
 
 def test_a_requeued_job_has_the_nodes_and_standbys_of_its_next_run() -> None:
@@ -359,7 +416,7 @@ def test_a_job_that_is_cancelled_on_its_way_to_a_requeue_is_over(folder: Path, s
     assert status_of(str(folder), None, slurm).phase == "requeueing"
 
 
-@pytest.mark.parametrize(("age_s", "is_said"), [(2.0, False), (35.0, True)])
+@pytest.mark.parametrize(("age_s", "is_said"), [(2.0, False), (7.0, True), (35.0, True)])
 def test_a_controller_that_writes_nothing_is_said_to_be_silent(
     folder: Path, slurm: FakeSlurm, age_s: float, is_said: bool
 ) -> None:
@@ -367,6 +424,7 @@ def test_a_controller_that_writes_nothing_is_said_to_be_silent(
     (folder / "moment.json").write_bytes(encode(of_state(state, time.time() - age_s)))
     status = status_of(str(folder), None, slurm)
     assert (status.controller_silent_s is not None) is is_said
+    assert status.situation.grave is (age_s > 10.0)
     console = Console(width=120)
     with console.capture() as shown:
         console.print(render(status))

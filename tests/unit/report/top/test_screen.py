@@ -166,13 +166,13 @@ def test_incidents_are_listed_newest_first() -> None:
         IncidentRow(
             number=number, t=1.7e9, status=IncidentStatus.OVER, symptom="hang", signs=("no step",),
             blamed="node gpu0001", suspects=("gpu0001",), done="evict gpu0001", outcome="", detect_s=1.0,
-            localise_s=1.0, recover_s=30.0, steps_repeated=2,
+            localise_s=1.0, recover_s=30.0, steps_repeated=2, lost_s=32.0,
         )
         for number in (1, 2)
     ]  # fmt: skip
     text = shown(incident_lines(rows, 80))
     assert text.index("   2  ") < text.index("   1  ")
-    assert "blamed: node gpu0001, recovered in 30 s" in text
+    assert "blamed: node gpu0001, 32 s lost" in text
     assert shown(incident_lines((), 80)) == "no incident so far"
 
 
