@@ -126,6 +126,16 @@ class Context:
         """Return the workers of this generation that have ended."""
         return tuple(self.fleet.exits(self.world.slots, self.world.generation, now.mono))
 
+    def reached(self, now: Now) -> int:
+        """Return the newest step that any rank has completed by the script's numbers, -1 if none is known.
+
+        Steps of other generations, and those with numbers that are not finite, do not count.
+        """
+        records = self.progress(now)
+        if self.config.detect.non_finite:
+            records = [record.good for record in records]
+        return max((record.step for record in records if record.reported), default=-1)
+
     def is_progress(self, records: Sequence[Progress]) -> bool:
         """Return whether all ranks have completed a step with a finite loss, if losses are reported.
 

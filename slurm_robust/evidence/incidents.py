@@ -205,6 +205,8 @@ class _Past:
                 self.launched = event
             case ev.FirstStep() | ev.ProgressMade():
                 self.best, self.reported = max(self.best, event.step), event.reported
+            case ev.GenerationEnded():
+                self.best = max(self.best, event.reached_step)
             case ev.DrillPlanted():
                 self.drills[event.drill] = event
                 self.notes.append(event)
@@ -336,3 +338,5 @@ class _Again:
                 self._again[event.generation] = max(0, min(event.step, self.best) - began)
             else:  # heartbeats lag: how far the failed generation was is known a moment later
                 self.best = max(self.best, event.step)
+        elif isinstance(event, ev.GenerationEnded) and not self._launched:
+            self.best = max(self.best, event.reached_step)

@@ -515,6 +515,8 @@ def _sealed(events: Sequence[ev.AnyEvent]) -> dict[int, int]:
             continue
         if isinstance(event, ev.GenerationEnded | ev.GenerationSealed):
             found[event.generation] = max(found.get(event.generation, _NEVER), event.sealed_step)
+            if isinstance(event, ev.GenerationEnded):
+                found[event.generation] = max(found[event.generation], event.reached_step)
         elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:
             made = event.restore.generation
             found[made] = max(found.get(made, _NEVER), event.restore.step)

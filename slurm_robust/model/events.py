@@ -321,6 +321,10 @@ class GenerationEnded(WorldEvent):
     """
     stored: bool = False
     """The sealed checkpoint is on storage."""
+    reached_step: int = -1
+    """The newest step that any rank is known to have completed, by the script's numbers; -1 if none is. Of a
+    node that fell silent less is known than of its peers.
+    """
 
 
 class GenerationSealed(WorldEvent):

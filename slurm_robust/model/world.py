@@ -313,8 +313,11 @@ def _(event: ev.GenerationEnded, world: World) -> World:
         world = _advance(world, event.good_step, True)
         good_steps = {**good_steps, event.generation: event.good_step}
     unsealed = (*world.unsealed, event.generation) if event.pending else world.unsealed
+    if (incident := world.incident) is not None and incident.generation == event.generation:
+        # Steps that some ranks had completed are done again, and are no new ones.
+        incident = msgspec.structs.replace(incident, step=max(incident.step, event.reached_step))
     return msgspec.structs.replace(
-        world, running=False, stopping=None, unsealed=unsealed, good_steps=good_steps
+        world, running=False, stopping=None, unsealed=unsealed, good_steps=good_steps, incident=incident
     )
 
 

@@ -68,8 +68,8 @@ def protections(
             "" if config.timings.takeover_s is not None else "timings.takeover_s is null",
             alone,
         ),
-        "the script's saves in memory": (memory,),
-        "the script's saves on a second node": (
+        "saves with Checkpointer in memory": (memory,),
+        "saves with Checkpointer on a second node": (
             memory,
             "" if checkpoint.peers else "checkpoint.peers is false",
             "training on one node" if slots < 2 else "",

@@ -423,6 +423,7 @@ class Checkpoints:
                 good_step=good_step,
                 stored=self.storage.has(CheckpointId(step=step, generation=generation)),
                 root=root,
+                reached_step=context.reached(now) if good_step is None else good_step,
             )
         )
         self.passed_over.judge_restored(exits, now, good_step)

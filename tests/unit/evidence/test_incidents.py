@@ -30,6 +30,10 @@ def step(generation: int, number: int, reported: bool = True) -> ev.ProgressMade
     return ev.ProgressMade(t=0.0, generation=generation, step=number, reported=reported)
 
 
+def ended(generation: int, reached: int) -> ev.GenerationEnded:
+    return ev.GenerationEnded(t=0.0, generation=generation, reason="", reached_step=reached)
+
+
 def opened(number: int = 1, t: float = 100.0) -> ev.IncidentOpened:
     return incidents.opened(t=t, incident=number, symptom=Symptom.HANG, detect_s=5.0)
 
@@ -88,6 +92,11 @@ def test_no_node_is_blamed_while_nodes_are_tested() -> None:
     [
         ([launched(2, 40), step(2, 51)], 10),
         ([step(1, 52), launched(2, 40), step(2, 53)], 12),  # the failed generation was further than seen
+        (
+            [ended(1, 53), launched(2, 50), step(2, 52), step(2, 54)],
+            3,
+        ),  # peers were further than the lost node
+        ([ended(1, 53), launched(2, 40), step(2, 44), ended(2, 45), launched(3, 44), step(3, 54)], 13),
         ([launched(2, -1), step(2, 1), step(2, 51)], 51),  # from the beginning
         ([launched(2, -1), step(2, 41), step(2, 51)], 10),  # the script resumes by itself
         ([launched(2, 50), step(2, 51)], 0),

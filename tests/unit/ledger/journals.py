@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, Blame, FaultKind, Restart, Signature, Symptom
@@ -92,10 +94,11 @@ class Journal:
             )
         )
 
-    def ended(self, t: float, generation: int, sealed: int = -1, *, pending: bool = False) -> Journal:
-        return self.say(
-            ev.GenerationEnded, t, generation=generation, reason="", sealed_step=sealed, pending=pending
-        )
+    def ended(
+        self, t: float, generation: int, sealed: int = -1, *, pending: bool = False, reached: int = -1
+    ) -> Journal:
+        made = ev.GenerationEnded(t=at(t), epoch=self.epoch, generation=generation, reason="")
+        return self.add(structs.replace(made, sealed_step=sealed, pending=pending, reached_step=reached))
 
     def decided(
         self,

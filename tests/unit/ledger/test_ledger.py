@@ -464,3 +464,10 @@ def test_a_script_that_resumes_by_itself_repeats_only_what_follows_its_first_ste
     journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(60, 1, 50)
     journal.ended(61, 1).launch(62, 2).first(70, 2, first).progress(130, 2, 60)
     assert ledger(journal.events, at(130)).repeated == repeated
+
+
+def test_steps_that_only_some_ranks_had_completed_are_repeated() -> None:
+    journal = Journal().controller(0).allocation(0).launch(0, 1).first(10, 1, 0).progress(60, 1, 50)
+    journal.opened(63, 1, 1, detect_s=0.5).ended(64, 1, reached=53).launch(65, 2, restore=50)
+    journal.first(66, 2, 51).progress(130, 2, 110)
+    assert ledger(journal.events, at(130)).repeated == 3

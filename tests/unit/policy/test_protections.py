@@ -17,7 +17,7 @@ from slurm_robust.policy.protections import lost_node, protections, told
 
 ALL = (
     "protected: restarts, hangs, faults of nodes, spare nodes, requeue, takeover of the controller, "
-    "the script's saves in memory, the script's saves on a second node"
+    "saves with Checkpointer in memory, saves with Checkpointer on a second node"
 )
 
 
@@ -75,13 +75,13 @@ def test_a_job_that_slurm_may_not_requeue_lacks_that() -> None:
         (
             {"checkpoint": CheckpointConfig(memory=False)},
             {
-                "the script's saves in memory": "checkpoint.memory is false",
-                "the script's saves on a second node": "checkpoint.memory is false",
+                "saves with Checkpointer in memory": "checkpoint.memory is false",
+                "saves with Checkpointer on a second node": "checkpoint.memory is false",
             },
         ),
         (
             {"checkpoint": CheckpointConfig(peers=False)},
-            {"the script's saves on a second node": "checkpoint.peers is false"},
+            {"saves with Checkpointer on a second node": "checkpoint.peers is false"},
         ),
     ],
 )
@@ -93,19 +93,20 @@ def test_one_node_has_nobody_else() -> None:
     assert lacking(slots=1, spares=0).keys() == {
         "spare nodes",
         "takeover of the controller",
-        "the script's saves on a second node",
+        "saves with Checkpointer on a second node",
     }
-    assert lacking(slots=1, spares=1) == {"the script's saves on a second node": "training on one node"}
+    assert lacking(slots=1, spares=1) == {"saves with Checkpointer on a second node": "training on one node"}
 
 
 def test_observe_mode_does_nothing_and_still_saves() -> None:
     found = protections(JobConfig(mode="observe"), 4, 1)
     assert [one.name for one in found if not one.lacking] == [
-        "the script's saves in memory",
-        "the script's saves on a second node",
+        "saves with Checkpointer in memory",
+        "saves with Checkpointer on a second node",
     ]
     assert told(found).startswith(
-        "protected: the script's saves in memory, the script's saves on a second node; not: restarts ("
+        "protected: saves with Checkpointer in memory, saves with Checkpointer on a second node; not: "
+        "restarts ("
     )
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from slurm_robust.config.job import JobConfig, SlurmConfig, Timings
 from slurm_robust.engine import questions as qs
+from slurm_robust.evidence.incidents import incident_reports
+from slurm_robust.ledger.ledger import ledger
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
@@ -65,6 +67,21 @@ def test_a_dead_node_is_replaced_and_its_part_comes_from_its_peer() -> None:
     assert list(sim.state.evicted) == ["n2"]
     assert sim.events(ev.GenerationLaunched)[1].tiers == {"memory": 2, "peer": 1}
     assert sim.run_to_end(600.0) == 0
+
+
+def test_steps_that_the_peers_of_a_dead_node_had_completed_are_repeated_and_not_new() -> None:
+    sim = Sim(nodes=3, spares=1, seed=3, pace=SimulatedPace(step_s=0.2, turn_s=0.1))
+    trains(sim, 15)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.events(ev.IncidentClosed) != [], within_s=60.0)
+    (begun,), (ended,) = sim.events(ev.IncidentOpened), sim.events(ev.GenerationEnded)
+    (closed,), resumed = sim.events(ev.IncidentClosed), sim.events(ev.GenerationLaunched)[1]
+    assert ended.reached_step > begun.best_step, "heartbeats of the dead node lag behind its peers"
+    assert closed.step > ended.reached_step
+    again = ended.reached_step - resumed.restore_step
+    assert again > 0
+    assert [report.steps_repeated for report in incident_reports(sim.journal)] == [again]
+    assert ledger(sim.journal, sim.clock.time()).repeated == again
 
 
 def test_without_a_standby_the_job_is_requeued_and_goes_on_from_storage() -> None:
