@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, UsageError, add_command
+from slurm_robust.page.write import STDOUT
 from slurm_robust.report import job_main, job_text
 
 
@@ -47,7 +48,7 @@ def _report(args: argparse.Namespace) -> int:
         raise UsageError("--table needs --csv", fix="add --csv")
     if args.json and args.csv:
         raise UsageError("--json and --csv both print", fix="give one of them")
-    if args.html == job_main.STDOUT and (args.json or args.csv):
+    if args.html == STDOUT and (args.json or args.csv):
         raise UsageError("--html - prints, too", fix="give --html a file")
     table = job_text.CsvTable(args.table or job_text.CsvTable.INCIDENTS.value) if args.csv else None
     wanted = job_main.ReportFormat(html=args.html, json=args.json, csv=table)

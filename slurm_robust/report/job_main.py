@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
 import stat
 import time
 from collections import Counter
@@ -17,12 +16,12 @@ from msgspec.structs import replace
 from slurm_robust.evidence.bundle import folder_of
 from slurm_robust.ledger.accounting import AccountedRun, accounted
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.libraries import need
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
+from slurm_robust.page.write import STDOUT, write_page
 from slurm_robust.report.curves import progress
 from slurm_robust.report.hookseen import clique_notes, seen_of
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
@@ -36,7 +35,6 @@ from slurm_robust.trainings.find import NoSuchJob, named, newest_job, unreadable
 from slurm_robust.trainings.jobs import Begun, ChapterRow, begun, jobs_of, journals_after, later_of
 from slurm_robust.trainings.slurmview import SlurmView, make_slurm, view_of, waits_for
 from slurm_robust.trainings.waiting import PendingJob
-from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import clean_log, count, some_of
 
@@ -50,15 +48,6 @@ MAX_EVIDENCE = 2 * 1024 * 1024
 """Bytes of such texts of all incidents together; the newest incidents come first."""
 
 HEADS = ("alerts.txt", "stacks.txt")
-
-STDOUT = Path("-")
-"""The path that stands for standard output instead of a file."""
-
-
-class CannotWrite(SrobustError):
-    """The page cannot be written; what was there before is untouched."""
-
-    exit_code = ExitCode.JOB_DIR
 
 
 class ReportFormat(Record):
@@ -86,7 +75,7 @@ def main(name: str, wanted: ReportFormat, *, job_dir: str | None) -> int:
     if wanted.html == STDOUT:
         print(page, end="")
     elif wanted.html is not None:
-        written, size = write_page(wanted.html, page)
+        written, size = write_page(wanted.html, page, "report.html")
         if not wanted.json and wanted.csv is None:
             print(f"wrote {written} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")
     if wanted.json or (wanted.csv is None and wanted.html is None):
@@ -313,24 +302,3 @@ def _page(report: JobReport) -> str:
     from slurm_robust.report.page.page import page_of
 
     return page_of(report)
-
-
-def write_page(path: Path, page: str) -> tuple[Path, int]:
-    """Write the page whole or not at all, for its owner only; where, and its bytes.
-
-    Links are followed, and only a regular file is replaced. Raises :class:`CannotWrite`.
-    """
-    data = page.encode(errors="replace")
-    path = Path(os.path.realpath(path / "report.html" if path.is_dir() else path))
-    fix = f"free {len(data) / 1e6:.1f} MB, or give --html a file in a folder with room that is yours"
-    try:
-        if path.exists() and not path.is_file():
-            raise CannotWrite(f"{path} is no regular file; it is as before", fix="give --html another file")
-        write_atomically(path, data, durable=False, mode=0o600)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            fix = f"make the folder first: mkdir -p {shlex.quote(str(path.parent))}"
-        raise CannotWrite(
-            f"{path} cannot be written: {error.strerror}; nothing was left there", fix=fix
-        ) from error
-    return path, len(data)

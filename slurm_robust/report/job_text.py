@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
+from slurm_robust.ledger.shares import PartShare, shares
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.report.chapters import chapters_table
 from slurm_robust.report.headline import PART_STYLES, LostRow, banner, figures, lost_rows, widths
@@ -18,7 +19,6 @@ from slurm_robust.report.hookseen import told
 from slurm_robust.report.incident_table import incident_table
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
-from slurm_robust.report.stages import PartShare, shares
 from slurm_robust.report.updates import update_table
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, plain_table, section
 from slurm_robust.trainings.jobs import ChapterRow

@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, str] = {
     "drills": "util model terminal wire evidence notify diagnostics",
     "updates": "util model config terminal wire releases evidence trainings notify diagnostics",
     "inventory": "util model slurm terminal wire checkpoint policy trainings",
-    "report": "util model slurm telemetry terminal checkpoint ledger policy evidence trainings",
+    "page": "util model ledger",
+    "report": "util model slurm telemetry terminal checkpoint ledger page policy evidence trainings",
     "fleet": "util model config slurm terminal ledger policy",
     "controller": (
         "util model config jobdir slurm telemetry wire releases analysis checkpoint ledger policy engine "
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, str] = {
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet simulator",
     "cli": (
         "util model config slurm templates terminal analysis sandbox diagnostics doctor sharing notify "
-        "drills updates inventory report trainings fleet controller run simulator admin"
+        "drills updates inventory page report trainings fleet controller run simulator admin"
     ),
 }
 # Fakes, for tests of ours and of users. What simulates jobs plays with the same.

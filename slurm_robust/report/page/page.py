@@ -1,36 +1,29 @@
-"""Makes the page: the template prints the report, beside the data of the charts, styles and scripts. Pure.
+"""The page of a report: the values of its template, and the data of its charts. Pure.
 
-The page loads nothing and sends nothing: its Content-Security-Policy lets a browser run the scripts of this
-package, by their hashes, and refuse everything else. All text of the job is escaped by the template, and is
-data to the scripts. Jinja2 is in the extra ``train``: what needs no page does not import this.
+Jinja2 is in the extra ``train``: what needs no page does not import this.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup  # part of jinja2
 
 from slurm_robust.evidence.updates import cost, result, who, wish
 from slurm_robust.ledger.classes import NAMES, PARTS, Part
 from slurm_robust.model.startup import START_PHASES
+from slurm_robust.page.html import page, shares_view, style_of
 from slurm_robust.report.chapters import step_text
 from slurm_robust.report.headline import banner, figures, lost_rows
 from slurm_robust.report.hookseen import after, before, meanwhile
 from slurm_robust.report.job_report import Generation, JobReport, PhaseFigures
 from slurm_robust.report.job_text import facts, names_of
 from slurm_robust.report.page.charts import chart_data, chart_views, timeline_view
-from slurm_robust.report.stages import shares
-from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
-from slurm_robust.version import __version__
+from slurm_robust.util.text import one_line
 
 MAX_SEEN, MAX_SEEN_LINES = 300, 20
 """Nodes that the hooks told something of, the newest; and lines of each cell. ``--json`` has all."""
@@ -52,121 +45,50 @@ _BOUNDS = {
 }
 
 _ASSETS = Path(__file__).parent / "assets"
+_FILTERS: dict[str, Callable[..., object]] = {
+    "breakable": lambda name: Markup("_<wbr>").join(name.split("_")),  # it may break after each underscore
+    "cost": cost,
+    "files": lambda files: ", ".join(f"{name} ({size:,} B)" for name, size in files.items()),
+    "result": result,
+    "step": step_text,
+    "who": who,
+    "wish": wish,
+}
 _DAY_S = 86_400.0
 
 
 def page_of(report: JobReport) -> str:
     """Return the whole page."""
-    style, script = _asset("page.css"), _asset("page.js")
     is_training = len(report.chapters) > 1
     shown = report.incidents[-_BOUNDS["incidents"] :]
-    return _template().render(
-        report=report,
-        title=f"Training {one_line(report.training)}" if is_training else f"Job {report.job_id}",
+    values: dict[str, object] = {
+        "report": report,
+        "title": f"Training {one_line(report.training)}" if is_training else f"Job {report.job_id}",
         # The title names the job; of a training the newest one is a fact.
-        facts=[
+        "facts": [
             *([("command", " ".join(report.command))] if report.command and not is_training else []),
             *(fact for fact in facts(report) if fact[0] not in ("job", "state")),
         ],
-        banner=banner(report),
-        figures=figures(report),
-        parts=list(_parts(report)),
-        timeline=timeline_view(report),
-        charts=chart_views(report),
-        classes=sorted(report.ledger.classes.items(), key=lambda item: -item[1]),
-        part_of={one: _name(part) for one, part in PARTS.items()},
-        classes_of_others=NAMES,
-        lost_rows=lost_rows(report),
-        is_training=is_training,
-        incidents=shown,
-        shown={entry.row.number for entry in shown},
-        names=names_of(report),
-        phases=list(_phases(report.generations)),
-        told=(before, meanwhile, after),
-        zone=time.localtime(report.end),
-        version=__version__,
-        most=_BOUNDS,
-        data=Markup(
-            _harmless(
-                as_json(
-                    chart_data(report) | {"zone": _zone(report), "styles": list(map(_name, Part))},
-                    indent=None,
-                )
-            )
-        ),
-        style=Markup(style),
-        script=Markup(script),
-        hashes={"style": Markup(_hash(style)), "script": Markup(_hash(script))},
-    )
-
-
-@cache
-def _template() -> Template:
-    loader = FileSystemLoader(_ASSETS)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, loader=loader)
-    environment.filters |= {
-        "breakable": _breakable,
-        "clock": clock,
-        "cost": cost,
-        "count": count,
-        "date": lambda t: date_and_time(t) if t is not None else "-",
-        "duration": duration,
-        "files": lambda files: ", ".join(f"{name} ({size:,} B)" for name, size in files.items()),
-        "fmt": format,
-        "line": one_line,
-        "result": result,
-        "step": step_text,
-        "who": who,
-        "wish": wish,
+        "banner": banner(report),
+        "figures": figures(report),
+        "parts": list(shares_view(report.ledger.classes)),
+        "timeline": timeline_view(report),
+        "charts": chart_views(report),
+        "classes": sorted(report.ledger.classes.items(), key=lambda item: -item[1]),
+        "part_of": {one: style_of(part) for one, part in PARTS.items()},
+        "classes_of_others": NAMES,
+        "lost_rows": lost_rows(report),
+        "is_training": is_training,
+        "incidents": shown,
+        "shown": {entry.row.number for entry in shown},
+        "names": names_of(report),
+        "phases": list(_phases(report.generations)),
+        "told": (before, meanwhile, after),
+        "zone": time.localtime(report.end),
+        "most": _BOUNDS,
     }
-    return environment.get_template("page.html.j2")
-
-
-def _finalize(value: object) -> object:
-    """Return what a placeholder shows: a job's text never has a character that a reader cannot see."""
-    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-@cache
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
-
-
-def _harmless(json: str) -> str:
-    """Return JSON that ends no script and begins no comment, whatever its strings hold."""
-    return json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _parts(report: JobReport) -> Iterator[dict[str, object]]:
-    """Yield the parts of the job's time, each with its place on the bar in percent."""
-    begin = 0.0
-    for one in shares(report.ledger.classes):
-        classes = ", ".join(f"{each.value} {duration(ms / 1000)}" for each, ms in one.classes)
-        yield {
-            "id": _name(one.part),
-            "name": one.part.value,
-            "begin": round(begin, 3),
-            "percent": round(100 * one.share, 3),
-            "share": f"{one.share:.1%}",
-            "took": duration(one.ms / 1000),
-            "classes": classes,
-        }
-        begin += 100 * one.share
-
-
-def _name(part: Part) -> str:
-    """Return the part as a class of styles."""
-    return f"part-{part.name.lower().replace('_', '-')}"
-
-
-def _breakable(name: str) -> Markup:
-    """Return a long name that may break after each underscore."""
-    return Markup("_<wbr>").join(name.split("_"))
+    data = chart_data(report) | {"zone": _zone(report), "styles": list(map(style_of, Part))}
+    return page(_ASSETS, values, data, _FILTERS)
 
 
 def _zone(report: JobReport) -> list[tuple[float, int]]:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.ledger.classes import PARTS, Part, TimeClass
+from slurm_robust.ledger.shares import shares
 from slurm_robust.model import events as ev
 from slurm_robust.report.job_report import SlurmFacts, job_report
 from slurm_robust.report.lanes import MAX_EACH
 from slurm_robust.report.nodelines import NodeActivity
 from slurm_robust.report.page.charts import pieces, steps_per_second
-from slurm_robust.report.stages import shares
 from tests.builders.events import allocation_taken
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.pictured import Pictured, short

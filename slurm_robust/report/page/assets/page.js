@@ -1,5 +1,4 @@
-"use strict";
-// Draws the charts of a report from the data that the page holds. Text goes into the page as text only.
+// Draws the charts of a report from the data that the page holds.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const MIN_S = 2; // seconds that a chart shows at least
@@ -7,7 +6,6 @@
   const LINE = 170; // pixels of a curve's height
   const ON_PAPER = 16; // lanes, where a page cannot be scrolled
   const LANE = 22, APART = 4; // pixels of a lane, and between two
-  const LETTER = 6.4; // pixels of a character on an axis, at most
   const DOING = ["slot", "standby", "aside", "evicted"];
   const DONE = ["holds the slot", "stands by", "does not answer", "is evicted"];
   const WAITS = ["queue", "suspended or idle"]; // parts that are hatched
@@ -28,30 +26,6 @@
   };
   const local = (t) => new Date((t + offset(t)) * 1000).toISOString();
   const clock = (t) => local(t).slice(0, 19).replace("T", " ");
-  const figure = (value) => (value == null ? "–" : Number(value.toPrecision(5)).toString());
-  const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(2)} %`);
-  const lasted = (s) => (s < 10 ? `${s.toFixed(1)} s` : s < 180 ? `${Math.round(s)} s` : s < 10800 ? `${Math.round(s / 60)} min`
-    : s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} d`);
-  const wide = (text) => LETTER * String(text).length;
-
-  // -- pieces of a drawing ------------------------------------------------------------------------
-
-  function el(name, attributes = {}, text = null) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) if (value != null) made.setAttribute(key, value);
-    if (text != null) made.textContent = text;
-    return made;
-  }
-  const put = (parent, ...all) => parent.appendChild(el(...all));
-
-  // The whole numbers of 1, 2 and 5 times a power of ten that divide a range into few parts.
-  function round(min, max, most) {
-    const rough = (max - min) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough || 1));
-    const step = power * ([1, 2, 5].find((one) => one * power >= rough) ?? 10);
-    const found = [];
-    for (let at = Math.ceil(min / step - 1e-9) * step; at <= max + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
-    return found;
-  }
 
   const DAY = 86400;
   const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY, 2 * DAY, 5 * DAY,
@@ -268,15 +242,6 @@
   const CURVES = {
     loss: { unit: "" }, grad_norm: { unit: "" }, step_s: { unit: " s" }, steps_s: { unit: " steps/s" }, ettr: { unit: "" },
   };
-
-  function nearest(values, value, first, last) {
-    let best = first, off = Infinity;
-    for (let place = first; place <= last; place += 1) {
-      const apart = Math.abs(values[place] - value);
-      if (apart < off) [best, off] = [place, apart];
-    }
-    return best;
-  }
 
   class Curve extends Chart {
     get lines() {
@@ -516,20 +481,6 @@
     for (const one of document.querySelectorAll(`[data-${kind}].hot`)) one.classList.remove("hot");
     if (on && value) for (const one of document.querySelectorAll(`[data-${kind}="${CSS.escape(value)}"]`)) one.classList.add("hot");
   }
-  const tip = document.createElement("div");
-  tip.className = "tip";
-  tip.hidden = true;
-  tip.setAttribute("aria-hidden", "true");
-  document.body.append(tip);
-  function told(text, event) {
-    tip.hidden = !text;
-    if (!text) return;
-    tip.textContent = text;
-    const { offsetWidth: width, offsetHeight: height } = tip;
-    tip.style.left = `${Math.max(4, Math.min(innerWidth - width - 4, event.clientX + 14))}px`;
-    tip.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18}px`;
-  }
-
   function listen(chart) {
     const { place } = chart;
     let cursor = null, began = null, band = null, dragged = false;
