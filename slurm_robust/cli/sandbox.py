@@ -307,7 +307,7 @@ def _register_commands(commands: Commands) -> None:
         commands,
         "heal",
         _heal,
-        "undo all faults, cancel all jobs, and wait until every node is idle",
+        "undo all faults, cancel all jobs, kill what they left, and wait until every node is idle",
         (
             ("srobust sandbox heal", "the sandbox named default"),
             ("srobust sandbox heal --name gpus", "another one"),

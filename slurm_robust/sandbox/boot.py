@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slurm_robust.sandbox import etcfiles, procs
 from slurm_robust.sandbox.config import ACCOUNT, CLUSTER, HEAD, INSIDE, SandboxConfig
+from slurm_robust.sandbox.control import SOCKET
 from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
 from slurm_robust.sandbox.folder import MADE, StateFolder
@@ -180,7 +181,10 @@ def launch_init(folder: StateFolder, view: SandboxView) -> None:
         launcher.kill()
         launcher.wait()
         code = -1
-    if code != 0 or not wait_until(lambda: (folder.path / "control.sock").exists(), INIT_S):
+    control = folder.path / SOCKET
+    if code == 0:
+        wait_until(lambda: control.exists() or not procs.sandbox_processes(folder.path), INIT_S)
+    if code != 0 or not control.exists():
         raise BootFailed(f"the sandbox's PID 1 did not start:\n{view.log_tail('init')}")
 
 

@@ -9,7 +9,8 @@ SandboxError
  ├─ NotThere             it has no such node, rank, log or GPU
  ├─ BootFailed           a part of it did not come up in time
  ├─ FaultRefused         the fault cannot be injected as it was asked for
- └─ ExecFailed           a command inside ended with an exit code other than 0
+ ├─ ExecFailed           a command inside ended with an exit code other than 0
+ └─ ExecTimedOut         a command inside did not end in time
 """
 
 from __future__ import annotations
@@ -87,3 +88,16 @@ class ExecFailed(SandboxError):
         self.returncode = returncode
         self.stdout = stdout
         self.stderr = stderr
+
+
+class ExecTimedOut(SandboxError):
+    """A command inside the sandbox did not end in time, and was killed."""
+
+    exit_code = ExitCode.SLURM
+
+    def __init__(self, argv: Sequence[str], timeout_s: float, said: bytes) -> None:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2][-500:] or "it printed nothing"
+        super().__init__(
+            f"{' '.join(argv)} did not end within {timeout_s:g} s: {last}",
+            fix="see to what it says; a busy machine may have been too slow: try again",
+        )

@@ -38,8 +38,9 @@ def heal(sandbox: Sandbox, timeout_s: float = HEAL_S) -> None:
     """Undo faults and remove jobs until every node is idle.
 
     Boots nodes that are off, plugs cables in, mends GPUs, starts daemons, cancels all jobs, deletes
-    reservations, kills what users left running, empties every node's /tmp and /dev/shm, has slurmctld
-    reconfigure, and resumes nodes. Homes stay. Raises :class:`BootFailed` when it does not get there in time.
+    reservations, kills what users left running (open shells stay), empties every node's /tmp and /dev/shm,
+    has slurmctld reconfigure, and resumes nodes. Homes stay. Raises :class:`BootFailed` when it does not get
+    there in time.
     """
     deadline = time.monotonic() + timeout_s
     forgotten = sandbox.folder.forgotten
@@ -145,10 +146,14 @@ def _delete_reservations(sandbox: Sandbox) -> None:
 
 
 def _sweep(sandbox: Sandbox) -> None:
-    """Kill users' processes and empty the nodes' own disks: both would leak into the next trial."""
+    """Kill users' processes and empty the nodes' own disks: both would leak into the next trial.
+
+    Shells in which somebody works stay open.
+    """
     users = {sandbox.config.uid(user) for user in sandbox.config.users}
     for node in sandbox.config.all_names:
-        left = [pid for pid in sandbox.host_pids(node) if _owner(pid) in users]
+        left = {pid for pid in sandbox.host_pids(node) if _owner(pid) in users}
+        left -= procs.open_shells(filter(None, map(procs.read_process, left)))
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -173,7 +178,7 @@ def _resume(sandbox: Sandbox) -> bool:
     """Resume what is down or drained; whether everything is idle."""
     try:
         states = {name: state.strip() for name, state in sandbox.node_states().items()}
-    except (SandboxError, subprocess.TimeoutExpired):
+    except SandboxError:
         return False  # slurmctld is starting; the caller's deadline bounds it.
     for name, state in states.items():
         if state.startswith(_RESUMABLE):

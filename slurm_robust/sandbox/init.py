@@ -32,6 +32,8 @@ BRIDGE = "switch"
 IP_TIMEOUT_S = 10.0
 NODE_BOOT_S = 15.0
 KILL_S = 5.0
+CHROOT = "A chroot needs one: outside of it, 'mount --bind DIR DIR' before 'chroot DIR'"
+"""What to do where the mounts of a sandbox cannot be kept apart from the machine's."""
 
 
 class _InitNode:
@@ -237,7 +239,11 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     linux.set_comm(f"sandbox:{state.name}")
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    try:
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    except OSError as error:
+        print(f"{error}: the root is no mount point. {CHROOT}", file=sys.stderr, flush=True)
+        return 1
     linux.mount("proc", "/proc", "proc")
     _ip(f"link add {BRIDGE} type bridge")
     _ip(f"link set {BRIDGE} up")

@@ -28,6 +28,7 @@ class SandboxProcess:
     comm: str
     is_live: bool = True
     """Neither a zombie nor dead."""
+    has_terminal: bool = False
     nspids: tuple[int, ...] = ()
     cmdline: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
@@ -37,7 +38,7 @@ def read_process(pid: int) -> SandboxProcess | None:
     """Return the process, or None if it is gone (a zombie has no command line and environment)."""
     try:
         found = psutil.Process(pid).as_dict(["ppid", "name", "status", "cmdline", "environ"])
-        nspids = _nspids(pid)
+        nspids, has_terminal = _nspids(pid), _has_terminal(pid)
     except (psutil.NoSuchProcess, OSError):
         return None
     return SandboxProcess(
@@ -45,6 +46,7 @@ def read_process(pid: int) -> SandboxProcess | None:
         parent=found["ppid"],
         comm=found["name"],
         is_live=found["status"] not in _DEAD,
+        has_terminal=has_terminal,
         nspids=nspids,
         cmdline=tuple(found["cmdline"] or ()),
         environ=found["environ"] or {},
@@ -57,6 +59,12 @@ def _nspids(pid: int) -> tuple[int, ...]:
         if line.startswith("NSpid:"):
             return tuple(map(int, line.split()[1:]))
     return (pid,)
+
+
+def _has_terminal(pid: int) -> bool:
+    """Return whether a terminal controls the process, of whatever devpts. Raises ``OSError``."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[4] != "0"
 
 
 def pid_namespace(pid: int) -> int | None:
@@ -115,12 +123,24 @@ def sandbox_processes(state: Path) -> tuple[int, ...]:
 
 
 def runs_init(pid: int, state: Path) -> bool:
-    """Return whether the process is alive and runs the init of the sandbox in ``state``."""
+    """Return whether the process is alive and runs the init of the sandbox in ``state``, under our own root.
+
+    In another root of the machine (a chroot, a container) the same path is another sandbox's.
+    """
     try:
         command = psutil.Process(pid).cmdline()
     except psutil.Error:
         return False
-    return command[-3:] == ["-m", INIT_MODULE, str(state)]
+    return command[-3:] == ["-m", INIT_MODULE, str(state)] and not _has_another_root(pid)
+
+
+def _has_another_root(pid: int) -> bool:
+    try:
+        return not os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))
+    except PermissionError:
+        return False  # Only root sees it; others end nothing.
+    except OSError:
+        return True  # It is gone.
 
 
 def sandbox_init(state: Path) -> int | None:
@@ -205,6 +225,21 @@ def ranks_of(processes: Iterable[SandboxProcess], job_id: int) -> tuple[int, ...
         if text.isdigit():
             found.add(int(text))
     return tuple(sorted(found))
+
+
+def open_shells(processes: Iterable[SandboxProcess]) -> frozenset[int]:
+    """Return what people have open in terminals: no process of a job, but also what they descend from.
+
+    A tmux server has no terminal, its windows have.
+    """
+    known = {process.pid: process for process in processes if "SLURM_JOB_ID" not in process.environ}
+    found: set[int] = set()
+    for process in known.values():
+        above: SandboxProcess | None = process if process.has_terminal else None
+        while above is not None and above.pid not in found:
+            found.add(above.pid)
+            above = known.get(above.parent)
+    return frozenset(found)
 
 
 def _names_other_rank(process: SandboxProcess, rank: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -164,7 +163,7 @@ class Sandbox(SandboxView):
             states.clear()
             try:
                 states.update({name: state.strip() for name, state in self.node_states().items()})
-            except (SandboxError, subprocess.TimeoutExpired):
+            except SandboxError:
                 return False  # slurmctld is starting, or down; the deadline bounds it.
             return bool(states) and all(state in _IDLE for state in states.values())
 

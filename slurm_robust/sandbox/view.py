@@ -12,7 +12,7 @@ from typing import IO
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD, SandboxConfig
 from slurm_robust.sandbox.control import Control
-from slurm_robust.sandbox.errors import ExecFailed, NotThere, NotUp, SandboxError
+from slurm_robust.sandbox.errors import ExecFailed, ExecTimedOut, NotThere, NotUp, SandboxError
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.services import SLURM_CONF, user_path
 from slurm_robust.util.program import kill_group
@@ -91,7 +91,8 @@ class SandboxView:
             **(env or {}),
         }
         target = str(self.node_pid(node))
-        enter = ("nsenter", "--target", target, "--mount", "--uts", "--ipc", "--net", "--pid", "--")
+        # Its root, too: where this process is in a chroot, that of its mount namespace is another one.
+        enter = ("nsenter", "--target", target, "--mount", "--root", "--uts", "--ipc", "--net", "--pid", "--")
         become = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--init-groups", "--pdeathsig=KILL", "--")
         assignments = (f"{key}={value}" for key, value in variables.items())
         return (*enter, *become, "env", "--ignore-environment", f"--chdir={home}", *assignments)
@@ -132,15 +133,17 @@ class SandboxView:
         """Run a command inside to its end.
 
         Raises :class:`ExecFailed` for an exit code other than 0 (unless ``check`` is off) and
-        ``subprocess.TimeoutExpired`` after killing it and its children.
+        :class:`ExecTimedOut` after killing it and its children.
         """
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
         process = self.popen(argv, node=node, user=user, env=env, stdin=stdin)
         try:
             out, err = process.communicate(input, timeout=timeout_s)
-        except BaseException:
+        except BaseException as error:
             # Also on Ctrl-C: nothing that was started inside may go on unseen.
             kill_group(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ExecTimedOut(argv, timeout_s, error.stderr or error.stdout or b"") from None
             raise
         if check and process.returncode != 0:
             raise ExecFailed(argv, process.returncode, out, err)

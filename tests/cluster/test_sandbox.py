@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from slurm_robust.sandbox import Sandbox, SandboxError
-from slurm_robust.sandbox.errors import ExecFailed, FaultRefused, NotThere
+from slurm_robust.sandbox.errors import ExecFailed, ExecTimedOut, FaultRefused, NotThere
 from slurm_robust.sandbox.heal import heal
 from slurm_robust.sandbox.procs import is_gone, read_process
 from slurm_robust.sandbox.status import read_status
@@ -48,6 +50,25 @@ def start_ranks(sandbox: Sandbox, worker: str, nodes: int = 2) -> int:
         seen = sandbox.exec(["sh", "-c", f"scontrol show job {job}; sinfo -N -o '%N %T %E'"]).stdout
         raise AssertionError(f"{error}\n{seen}\n{sandbox.read_log('slurmctld', lines=15)}") from None
     return job
+
+
+def open_shell(sandbox: Sandbox, node: str) -> subprocess.Popen[str]:
+    """A shell in a terminal, as ``srobust sandbox exec`` opens one; it ends with its input."""
+    command = [
+        "script",
+        "--quiet",
+        "--command",
+        shlex.join([*sandbox.enter_command(node), "bash"]),
+        "/dev/null",
+    ]
+    shell = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    shell.stdin.write("echo is $((2 * 21))\n")
+    shell.stdin.flush()
+    while "is 42" not in shell.stdout.readline():
+        pass
+    return shell
 
 
 def start_exclusive(sandbox: Sandbox, nodes: str) -> int:
@@ -117,8 +138,8 @@ def test_submit_keeps_the_callers_words(sandbox: Sandbox, tmp_path: Path) -> Non
 
 def test_killing_the_entering_process_kills_the_command_inside(sandbox: Sandbox) -> None:
     before = set(sandbox.host_pids("n1"))
-    with pytest.raises(subprocess.TimeoutExpired):
-        sandbox.exec(["sh", "-c", "sleep 100 & sleep 100"], node="n1", timeout_s=0.5)
+    with pytest.raises(ExecTimedOut, match=r"within 0\.5 s: it sleeps"):
+        sandbox.exec(["sh", "-c", "echo it sleeps >&2; sleep 100 & sleep 100"], node="n1", timeout_s=0.5)
     wait_for(lambda: {p for p in sandbox.host_pids("n1") if not is_gone(p)} <= before, 5)
 
 
@@ -306,6 +327,7 @@ def test_faults_are_written_down(sandbox: Sandbox) -> None:
 def test_whatever_was_broken_is_healed(sandbox: Sandbox) -> None:
     start_ranks(sandbox, BY_ENVIRONMENT)
     sandbox.exec(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], node="n4")
+    shell = open_shell(sandbox, "n3")
     sandbox.exec(["touch", "/dev/shm/left"], node="n4")
     sandbox.exec(["scontrol", "create", "reservation", "reservationname=r", "starttime=now", "duration=9",
                   "users=bob", "nodes=n4"], user="root")  # fmt: skip
@@ -322,6 +344,8 @@ def test_whatever_was_broken_is_healed(sandbox: Sandbox) -> None:
     assert sandbox.exec(["ls", "/dev/shm"], node="n4").stdout == ""
     assert sandbox.exec(["pgrep", "-u", "alice"], node="n4", check=False).stdout == ""
     assert sandbox.exec(["srun", "-N4", "hostname"]).returncode == 0
+    assert shell.poll() is None, "somebody works there"
+    shell.communicate(timeout=30)
 
 
 @pytest.mark.releases
@@ -367,6 +391,20 @@ def test_sandboxes_side_by_side_share_addresses_and_nothing_else(
     assert sandbox.name in os.listdir(sandbox.folder.path.parent)
     (other.home("alice") / "only-here").touch()
     assert "only-here" not in sandbox.exec(["ls"]).stdout
+
+
+def test_a_sandbox_boots_in_a_chroot(tmp_path: Path) -> None:
+    boot = (
+        "from slurm_robust.sandbox import Sandbox, SandboxConfig as C\n"
+        "with Sandbox.up(C(nodes=1, accounting=False), name='chroot') as box:\n"
+        "    print(box.exec(['srun', 'hostname']).stdout)"
+    )
+    root = tmp_path / "root"
+    root.mkdir()
+    script = f'mount --rbind / {root} && exec chroot {root} {sys.executable} -c "$1"'
+    command = ["unshare", "--mount", "--propagation=private", "sh", "-ec", script, "sh", boot]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "n1", done.stderr
 
 
 def test_nothing_of_it_is_seen_from_outside(sandbox: Sandbox) -> None:

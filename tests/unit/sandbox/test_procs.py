@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import socket
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.procs import SandboxProcess, find_rank, ranks_of
@@ -55,6 +59,40 @@ def test_the_dead_are_no_ranks() -> None:
 
 def test_the_message_lists_all_ranks() -> None:
     assert ranks_of([worker(1, 3), forked(2, 0), worker(3, 3, parent=1), worker(4, 9, job=8)], 7) == (0, 3)
+
+
+def test_open_shells_are_those_of_people_with_all_above_them() -> None:
+    tmux, window = SandboxProcess(1, 0, "tmux"), SandboxProcess(2, 1, "bash", has_terminal=True)
+    editor = SandboxProcess(3, 2, "vi", has_terminal=True)
+    left_by_a_job = SandboxProcess(4, 0, "bash", has_terminal=True, environ={"SLURM_JOB_ID": "7"})
+    daemon = SandboxProcess(5, 0, "sleep")
+    assert procs.open_shells([editor, tmux, window, left_by_a_job, daemon]) == {1, 2, 3}
+
+
+def test_a_terminal_is_seen_from_outside() -> None:
+    _, theirs = ends = pty.openpty()
+    command = ["setsid", "--ctty", "--wait", "sh", "-c", "echo up; read line"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        (inner,) = procs.children(shell.pid) or (procs.read_process(shell.pid),)
+        for end in ends:
+            os.close(end)
+    assert inner is not None
+    assert inner.has_terminal
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its root")
+def test_the_same_folder_under_another_root_is_another_sandbox(tmp_path: Path) -> None:
+    wait = "import os, sys; sys.argv[1] and os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    for root in ("", str(tmp_path)):
+        command = [sys.executable, "-c", wait, root, "-m", procs.INIT_MODULE, "/var/lib/sandbox/x"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert procs.runs_init(process.pid, Path("/var/lib/sandbox/x")) is (not root)
+            assert procs.sandbox_processes(Path("/var/lib/sandbox/x")) == (() if root else (process.pid,))
+            process.communicate()
 
 
 def test_a_process_is_read_as_it_is() -> None:

@@ -17,7 +17,7 @@ from slurm_robust.cli.words import parse
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import SandboxConfig
 from slurm_robust.sandbox.boot import accounts
-from slurm_robust.sandbox.errors import NotThere
+from slurm_robust.sandbox.errors import ExecTimedOut, NotThere
 from slurm_robust.sandbox.faults import Faults, PlantedFault
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import missing_packages
@@ -56,6 +56,13 @@ def test_daemons_are_known_by_node() -> None:
 def test_a_fault_is_one_line_of_json() -> None:
     fault = PlantedFault(1.5, "power-cut", "n3")
     assert json.loads(fault.to_json()) == {"t": 1.5, "fault": "power-cut", "target": "n3"}
+
+
+def test_a_command_that_does_not_end_is_told_with_its_last_line_of_errors() -> None:
+    said = b"sacctmgr: fatal: no\nsacctmgr: error: cannot stat slurm.conf, retrying\n"
+    error = ExecTimedOut(["sacctmgr", "load"], 30.0, said)
+    assert "sacctmgr load did not end within 30 s: sacctmgr: error: cannot stat slurm.conf" in str(error)
+    assert "it printed nothing" in str(ExecTimedOut(["x"], 1.0, b""))
 
 
 @pytest.mark.parametrize("name", ["default", "gpus"])
