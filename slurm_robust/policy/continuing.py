@@ -8,6 +8,7 @@ from msgspec import structs
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.release import ReleaseState
 from slurm_robust.model.state import JobState
 
 MAX_STEPS = 12
@@ -17,6 +18,25 @@ MAX_STEPS = 12
 def tells(state: JobState) -> bool:
     """Return whether another job can go on from this one: it has run, or has itself gone on from one."""
     return state.world.generation > 0 or state.continued is not None
+
+
+def rolled_back(code: str, earlier: Iterable[tuple[str, JobState]]) -> str:
+    """Return the warning for a job that begins with the ``code`` that an earlier one rolled back; else "".
+
+    ``earlier``: jobs by the id that squeue shows, the newest first. The newest that judged the code counts.
+    """
+    for job, state in earlier:
+        names = (name for name, event in state.taken.items() if code and event.release.code == code)
+        judged = {state.releases.get(name): name for name in names}
+        if ReleaseState.GOOD in judged:
+            return ""
+        if (name := judged.get(ReleaseState.BAD)) is not None:
+            return (
+                f"this code is that of release {name}, which job {job} rolled back as bad ('srobust releases "
+                f"{job}'); it runs all the same, since you submitted it. If the fault is not mended, cancel "
+                "this job, and submit it again with mended code"
+            )
+    return ""
 
 
 def lineage(state: JobState, folder: str, t: float) -> ev.Continued:

@@ -12,11 +12,13 @@ from slurm_robust.model.errors import ExitCode, PreflightError, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.release import Release
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.continuing import rolled_back
 from slurm_robust.releases.edited import edited
 from slurm_robust.releases.roots import code_folders, packages_in_place
 from slurm_robust.releases.select import CannotTakeCode, CopyLimits
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.take import Taking, take
+from slurm_robust.trainings.earlier import jobs_of_script
 from slurm_robust.util.output import say
 from slurm_robust.util.text import count, one_line, size_text, some_of
 from slurm_robust.util.threads import start_thread
@@ -35,7 +37,20 @@ def first_release(plan: RunPlan, directory: JobDirectory) -> Release | None:
         )
         return None
     say(_taken(release))
+    start_thread("earlier code", lambda: _say_if_rolled_back(plan, directory, release))
     return release
+
+
+def _say_if_rolled_back(plan: RunPlan, directory: JobDirectory, release: Release) -> None:
+    """Say that an earlier job of the script, be it of the same training or not, rolled this code back."""
+    root, own = directory.path.parent, directory.path
+    earlier = jobs_of_script(root, own, plan.kind.value, plan.command, plan.cwd)
+    try:
+        text = rolled_back(release.code, ((job.name, job.state) for job in earlier))
+    except OSError:
+        return  # nothing is known of them, and nothing depends on it
+    if text:
+        say(f"warning: {text}")
 
 
 def later_release(plan: RunPlan, directory: JobDirectory, state: JobState) -> Release | None:

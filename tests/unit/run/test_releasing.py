@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import CodeConfig, JobConfig
 from slurm_robust.config.plan import RunPlan
@@ -20,6 +21,7 @@ from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.take import Taking, take
 from slurm_robust.run import releasing
 from slurm_robust.run.releasing import first_release, later_release
+from tests.builders import updates
 from tests.builders.events import run_started
 from tests.builders.plans import plan
 
@@ -96,6 +98,40 @@ def test_a_job_whose_code_cannot_be_taken_starts_all_the_same(
     assert text.startswith("warning: the ranks read the code in its place, since no copy of it can be taken")
     assert "more than 10 files" in text
     assert "code.releases: false" in text
+
+
+@pytest.mark.parametrize("ends_good", [False, True])
+def test_code_that_an_earlier_job_rolled_back_runs_again_with_a_warning(
+    code: Path, directory: JobDirectory, said: list[str], ends_good: bool
+) -> None:
+    bad = first_release(planned(code), directory)
+    assert bad is not None
+    said.clear()
+    earlier = JobDirectory(directory.path.parent / str(updates.JOB))
+    earlier.path.mkdir(mode=0o700)
+    proven = ev.ReleaseProven(t=updates.BEGIN + 900, release=updates.LAYERS, reason="100 steps", step=900)
+    events = [*updates.whole(), *([proven] if ends_good else [])]
+    for index, event in enumerate(events):
+        if isinstance(event, ev.RunStarted):
+            command = (*planned(code).command, "--other", "arguments")
+            events[index] = structs.replace(event, cwd=str(code), command=command)
+        elif isinstance(event, ev.ReleaseTaken) and event.release.name == updates.LAYERS:
+            events[index] = structs.replace(event, release=structs.replace(event.release, code=bad.code))
+    earlier.journal.write_bytes(b"".join(ev.encode_event(event) + b"\n" for event in events))
+    assert first_release(planned(code), directory) == bad
+    warnings = [text for text in said if "rolled back" in text]
+    if ends_good:
+        assert warnings == []
+        return
+    (text,) = warnings
+    assert text.startswith(
+        f"warning: this code is that of release {updates.LAYERS}, which job 4711 rolled back"
+    )
+    assert "it runs all the same" in text
+    (code / "train.py").write_text("lr = 2")
+    said.clear()
+    first_release(planned(code), directory)
+    assert [text for text in said if "rolled back" in text] == [], "mended code is new"
 
 
 def test_a_later_run_goes_on_with_the_release_of_the_journal(
