@@ -333,8 +333,8 @@ def bursts_text(made: SparePlan) -> str:
     if found.at_once <= 1:
         return f"independent failures, {why}"
     return (
-        f"{made.at_once} at a time {why}, and {made.independent} if failures were independent (variance "
-        f"by mean: of a day's failures {found.per_day:.2g}, of the nodes out {found.at_once:.2g})"
+        f"{made.at_once:,} at a time {why}, {made.independent:,} if failures were independent "
+        f"(variance by mean {found.at_once:.2g})"
     )
 
 
@@ -368,4 +368,4 @@ def _observed_facts(made: SparePlan) -> Sequence[tuple[str, str]]:
     often = (
         f"{100 * made.quantile:g} % of the time at most {found.at_once} of its {found.nodes:,} nodes are out"
     )
-    return [("in the trace", f"{often}, {found.most} at most")]
+    return [("in the trace", f"{often}; most: {found.most}")]
