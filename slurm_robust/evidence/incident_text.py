@@ -44,6 +44,9 @@ _STANDING = ("inspection: kernel log not read", "inspection: default limits are 
 _NOT_DEAD = "no beacon of the agent of "
 """The beginning of a note that a job's own requeue causes when it ends its agents."""
 
+UNKNOWN = 0.5
+"""Nothing speaks against a node or the code, and nothing for them, if a verdict is no surer than this."""
+
 RUNGS = {  # of the recovery ladder, by the evidence that each decides from
     1: "what was observed",
     2: "network alerts",
@@ -163,7 +166,10 @@ def _lost_s(report: IncidentReport) -> float | None:
 
 def facts(report: IncidentReport) -> list[tuple[str, str]]:
     """Return the main facts, by name."""
-    sure = f" ({_evidence(report.verdict)})" if report.verdict is not None and not report.testing else ""
+    verdict = report.verdict if not report.testing else None
+    sure = f" ({_evidence(verdict)})" if verdict is not None else ""
+    if verdict is not None and verdict.blame is inc.Blame.NOBODY and verdict.confidence <= UNKNOWN:
+        sure = f": the cause is not known ({_witness(verdict)})"
     others = "; ".join(verdict.reason for verdict in report.others)
     return [
         ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
@@ -215,9 +221,13 @@ def blamed(report: IncidentReport) -> str:
 
 
 def _evidence(verdict: inc.Verdict) -> str:
+    return f"{_witness(verdict)}, {verdict.confidence:.0%} sure"
+
+
+def _witness(verdict: inc.Verdict) -> str:
     # The nodes that are unreachable were seen to be; there need be no alert.
     rung = 1 if verdict.signature.kind is inc.FaultKind.UNREACHABLE else verdict.rung
-    return f"by {RUNGS.get(rung, 'unknown')}, {verdict.confidence:.0%} sure"
+    return f"by {RUNGS.get(rung, 'unknown')}"
 
 
 def done(report: IncidentReport) -> str:
@@ -444,7 +454,10 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
         case ev.SavingStarted():
             yield "saving", f"step {event.step} goes from memory to storage, within {event.most_s:.0f} s"
         case ev.GenerationLaunched():
-            yield "launched", f"generation {event.generation}{_whence(event, report)}"
+            yield (
+                "launched",
+                f"generation {event.generation}{_whence(event, report)}{_left_out(event, report)}",
+            )
         case ev.FirstStep():
             yield "first step", f"step {event.step}" if event.reported else "done"
         case ev.ControllerStarted():
@@ -490,9 +503,12 @@ def _verdict(event: ev.Decided, signs: Sequence[str]) -> str:
         return event.reason
     if event.drill:
         return f"drill {event.drill}; as a fault: {verdict.reason}"
-    at_fault = (
-        "no node and no code is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
-    )
+    at_fault = "the code is at fault"
+    evidence = _evidence(verdict)
+    if verdict.blame is inc.Blame.NOBODY:
+        at_fault = "no node and no code is at fault"
+        if verdict.confidence <= UNKNOWN:
+            at_fault, evidence = "the cause is not known", _witness(verdict)
     if verdict.blame is inc.Blame.NODE:
         at_fault = f"{_nodes(verdict.suspects)} at fault"
     if inc.finds_out_more(event.actions):
@@ -502,7 +518,7 @@ def _verdict(event: ev.Decided, signs: Sequence[str]) -> str:
     reason = verdict.reason if has_actions else event.reason
     seen = next((sign for sign in signs if reason.startswith(f"{sign}; ")), "")
     reason = reason[len(seen) + 2 :] if seen else reason
-    return f"{at_fault} ({_evidence(verdict)}): {reason}"
+    return f"{at_fault} ({evidence}): {reason}"
 
 
 def _whence(launched: ev.GenerationLaunched, report: IncidentReport) -> str:
@@ -518,6 +534,14 @@ def _whence(launched: ev.GenerationLaunched, report: IncidentReport) -> str:
     best = max(e.best_step for e in report.events if isinstance(e, ev.IncidentOpened))
     is_anew = began_after(launched.restore_step, first, best) < 0
     return " from the beginning" if is_anew else f", whose first step that was seen is {first}"
+
+
+def _left_out(launched: ev.GenerationLaunched, report: IncidentReport) -> str:
+    """Return why numbers of generations are left out before this one; "" if none is."""
+    before = max((number for number in report.generations if number < launched.generation), default=-1)
+    if before < 0 or launched.generation == before + 1:
+        return ""
+    return f"; the numbers from {before + 1} on are left to the controller before, which may still use them"
 
 
 def restored_text(launched: ev.GenerationLaunched) -> str:

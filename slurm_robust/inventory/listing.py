@@ -207,7 +207,8 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
     for event in job.events:
         if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed_step >= 0:
             sealed = CheckpointId(step=event.sealed_step, generation=event.generation)
-            notes[sealed].append("sealed")
+            if "sealed" not in notes[sealed]:
+                notes[sealed].append("sealed")
         elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:
             tiers = restore.format_tiers(event.tiers)
             where = f" from {tiers}" if event.tiers else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.state import JobState
 from slurm_robust.model.training import Chapter
-from slurm_robust.slurm.records import SlurmJob
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 
 COMPLETING_S = 120.0
 """A job that Slurm is ending is waited for so long: hardly any epilog takes longer."""
@@ -58,6 +60,17 @@ def judge(chapter: Chapter, ended: ev.RunEnded | None, job: SlurmJob | None, *, 
         return Hold.FREE
     # Between its end and Slurm's notice of it a job counts as running.
     return Hold.LEAVING if job.is_running and ended is not None else Hold.HELD
+
+
+def is_left_behind(job: SlurmJob, nodes: Iterable[SlurmNode], state: JobState) -> bool:
+    """Return whether Slurm is still ending a run of ``job`` only on nodes that the job had given up.
+
+    They do not respond, and training went on without them: nothing there counts any more. ``nodes``: those of
+    the job; ``state``: by its journal. Slurm has not requeued the job, whose restarts it would have counted.
+    """
+    left = [node for node in nodes if "COMPLETING" in node.states]
+    given_up = all(node.name in state.evicted and not node.responding for node in left)
+    return bool(left) and given_up and job.restart_count <= max(0, state.restart_count)
 
 
 def judge_elsewhere(ended: ev.RunEnded | None, newest: float, now: float) -> Hold:

@@ -241,6 +241,10 @@ def gpu_memory_not_free(fault: Fault, rules: Rules, state: JobState) -> Verdict 
     )
 
 
+_CERTAIN = ("EntryMismatch",)
+"""Exceptions of our own that the script raises again after each restart: it and the checkpoint do not fit."""
+
+
 def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Judge on rung 3 that the first rank to fail raised an exception in code that can be named."""
     if fault.root is None or fault.root.exit.error is None or not fault.root.exit.error.file:
@@ -249,13 +253,14 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         return None  # whoever failed first was not heard
     rank, error = fault.root.exit.rank, fault.root.exit.error
     place = f"{error.type} at {error.file}:{error.line}"
+    is_certain = error.type.rpartition(".")[2] in _CERTAIN
     return Verdict(
         rung=3,
         blame=Blame.CODE,
         signature=Signature(kind=FaultKind.EXCEPTION, key=place),
         reason=f"rank {rank} raised {place}: {error.message or 'without a message'}",
-        confidence=0.8,
-        allowed=min(1, rules.limits.per_signature),
+        confidence=1.0 if is_certain else 0.8,
+        allowed=0 if is_certain else min(1, rules.limits.per_signature),
     )
 
 
@@ -525,6 +530,9 @@ def transient(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Judge on rung 6 that nothing speaks against a node or the code: the same again in place."""
     found = unexplained(fault)
     tested = f"; tests: {fault.diagnosis.reason}" if fault.diagnosis is not None else ""
+    again = any(attempt.signature == found.signature for attempt in state.world.without_progress)
+    if again and fault.diagnosis is not None and fault.symptom in _NUMBERS_WRONG:
+        tested += "; it came back after a restart, so look at the data and the code of that step first"
     return Verdict(
         rung=6,
         blame=Blame.NOBODY,

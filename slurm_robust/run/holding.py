@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_robust.model import events as ev
@@ -11,7 +12,15 @@ from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import another_job, minute
 from slurm_robust.model.training import Chapter, TrainingDirectory
-from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, judge, judge_elsewhere
+from slurm_robust.policy.holding import (
+    ALIVE_S,
+    COMPLETING_S,
+    SILENT_S,
+    Hold,
+    is_left_behind,
+    judge,
+    judge_elsewhere,
+)
 from slurm_robust.run.preflight import check_alone
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
@@ -70,8 +79,10 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Applicant) -> N
         if not told:
             told = True
             why = f"does not say whether it has ended ({answer})" if answer else "is still ending it"
+            advice = completing_advice(asked.slurm, job) if job is not None else ""
             say(
                 f"{asked.what} was last held by job {chapter.job}; Slurm {why}: waiting up to {limit_s:.0f} s"
+                + (f"; job {chapter.job} {advice}" if advice else "")
             )
         asked.clock.sleep(ASK_EVERY_S)
 
@@ -99,7 +110,12 @@ def _look(
     job, answer = _ask(asked.slurm, chapter.job_id)
     if job is not None and another_job(events, "", job.restart_count, job.submit_time):
         job = None  # it only has the same id
-    return judge(chapter, ended, job, answers=not answer), ended, job, answer
+    hold = judge(chapter, ended, job, answers=not answer)
+    if hold is Hold.LEAVING and job is not None and ended is not None and found is not None:
+        with suppress(SlurmError):
+            nodes = asked.slurm.nodes(job.nodes) if job.is_completing and job.nodes else ()
+            hold = Hold.FREE if is_left_behind(job, nodes, found.state) else hold
+    return hold, ended, job, answer
 
 
 def await_kept(

@@ -115,6 +115,9 @@ class Places(Record):
     left_out_free: tuple[str, ...] = ()
     """The nodes of ``left_out`` that are idle."""
 
+    ending: tuple[str, ...] = ()
+    """The nodes of ``busy`` on which Slurm only ends jobs that are over: they are idle in a moment."""
+
 
 def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ()) -> Places:
     """Return the nodes of the job's partitions by what they are to it; ``own``: those it gives back."""
@@ -134,6 +137,8 @@ def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ())
                 if kind == "free":
                     found["left_out_free"].append(node.name)
                 kind = "left_out"
+            elif kind == "busy" and {"IDLE", "COMPLETING"} <= node.states:
+                found["ending"].append(node.name)
         found[kind].append(node.name)
     return Places(**{name: tuple(names) for name, names in found.items()})
 

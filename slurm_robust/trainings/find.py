@@ -18,10 +18,12 @@ from slurm_robust.model.journal import parse, read_bytes
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, training_of, trainings
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.terminal.console import BYTES, Bar
 from slurm_robust.trainings.folders import listed, own_folders
 from slurm_robust.trainings.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
-from slurm_robust.util.text import some_of
+from slurm_robust.util.files import read_regular
+from slurm_robust.util.text import one_line, some_of
 
 _ID = re.compile(r"(?P<job>\d+)(?:_(?P<task>\d+))?")
 # Other ids that squeue and sacct show: components of heterogeneous jobs, waiting tasks, steps.
@@ -271,6 +273,13 @@ REFUSALS = {c for c in ExitCode if ExitCode.USAGE <= c <= ExitCode.CONFIG} - {Ex
 """Exit codes with which ``srobust run`` ends before it writes a journal."""
 
 
+MAX_LOG = 1 << 20
+"""The log of a job that has not begun is hardly ever larger."""
+
+SAID = re.compile(r"srobust: \d{4}-\d\d-\d\dT[\d:]{8} (.+)")
+"""A line of the job's log that slurm_robust wrote."""
+
+
 def _has_journal(folder: Path) -> bool:
     """Return whether it has an event. Raises ``OSError`` if it may not be read."""
     try:
@@ -306,7 +315,7 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
         why = "it ended before srobust began, or found its training finished, or its folder was removed"
         if row is not None and row.exit_code in REFUSALS:
             why = f"by its exit code 'srobust run' refused to begin: {ExitCode(row.exit_code).name}"
-        log = view.job.stdout.replace("%j", job_id).replace("%A", job_id) if view.job is not None else ""
+        log = _log_of(view.job, job_id) if view.job is not None else ""
         text = f"{ended}{why}; see its log{' ' + log if log else ''}"
         return NotBegun(text, fix=had, may_begin=False)
     if view.job is not None and view.job.is_pending:
@@ -316,8 +325,25 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
         return NotBegun(text, fix=fix, may_begin=True)
     if view.state:
         text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"
+        if view.job is not None and (said := _last_said(_log_of(view.job, job_id))):
+            text += f"; its log says: {said}"
         return NotBegun(text, fix=f"try again in a few seconds; {had}", may_begin=True)
     return _nothing(job_id, places, hint, view)
+
+
+def _log_of(job: SlurmJob, job_id: str) -> str:
+    """Return the path of the job's log, "" if Slurm does not say."""
+    return job.stdout.replace("%j", job_id).replace("%A", job_id)
+
+
+def _last_said(log: str) -> str:
+    """Return what ``srobust run`` said last in a job's log, such as for what it waits; "" if nothing."""
+    try:
+        lines = read_regular(Path(log), MAX_LOG).decode(errors="replace").splitlines() if log else []
+    except OSError:
+        return ""
+    said = [found for line in lines if (found := SAID.match(line))]
+    return one_line(said[-1][1]) if said else ""
 
 
 def _of_task(root: Path, task: str) -> Iterator[Path]:

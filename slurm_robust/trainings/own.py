@@ -76,7 +76,7 @@ def meant(jobs: OwnJobs) -> tuple[str, str] | None:
     if jobs.inside:
         return jobs.inside, "in which this command runs"
     if len(jobs.running) == 1 and len(jobs.here) > 1:
-        return jobs.running[0].name, f"the only running one of {count(len(jobs.here), 'job')} here"
+        return jobs.running[0].name, f"the only one of {count(len(jobs.here), 'job')} here that has not ended"
     if jobs.running:
         return jobs.running[0].name, f"the newest of {count(len(jobs.running), 'running job')} here"
     if not jobs.here:

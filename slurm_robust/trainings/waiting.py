@@ -158,6 +158,12 @@ def _way(
     """
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
+    if 0 < short <= len(found.ending):
+        return (
+            "",
+            f"wait: Slurm is still ending the jobs before on {fold(found.ending)}, then it can start",
+            (),
+        )
     if short > len(found.left_out_free):
         missing = count(short - len(found.left_out_free), "node")
         return "", f"it lacks {missing}{_until(found)}", ()

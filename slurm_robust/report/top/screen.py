@@ -438,10 +438,16 @@ def foot(node: LiveNode | None, moment: LiveStatus, width: int, lines: int = 3) 
 # -- other screens ---------------------------------------------------------------------------------
 
 
+MIN_FIGURES = 100
+"""Columns of a list of jobs that has room for the pace and the loss beside what is wrong."""
+
+
 def job_heads(width: int) -> Line:
     """Return the line above the list of jobs."""
     cells = [fit("job", 10), fit("state", 11), fit("nodes", 6, right=True), fit("step", 11, right=True)]
-    cells += [fit("s/step", 6, right=True), fit("loss", 8, right=True), fit("ETTR", 6, right=True)]
+    if width >= MIN_FIGURES:
+        cells += [fit("s/step", 6, right=True), fit("loss", 8, right=True)]
+    cells.append(fit("ETTR", 6, right=True))
     return ((fit(" ".join((*cells, "what is wrong, what is done")), width), "heads"),)
 
 
@@ -451,19 +457,21 @@ def job_row(view: LiveView, width: int) -> Line:
     figures = [
         fit(f"{sum(node.slot >= 0 for node in moment.nodes):,}", 6, right=True),
         fit(_step(moment.step), 11, right=True),
+    ]
+    pace = [
         fit(f"{moment.step_s:.3g}" if moment.step_s is not None else "-", 6, right=True),
         fit(
             "NaN" if moment.non_finite else f"{moment.loss:.4g}" if moment.loss is not None else "-",
             8,
             right=True,
         ),
-        fit(_percent(moment.ettr), 6, right=True),
     ]
+    figures += [*(pace if width >= MIN_FIGURES else ()), fit(_percent(moment.ettr), 6, right=True)]
     if incident is not None:
         text = f"incident {incident.number}: {incident.actions or incident.sign or incident.symptom}"
     elif view.trouble:
         text = view.trouble
-    elif wrong := sum(node.is_wrong for node in moment.nodes):
+    elif (wrong := sum(node.is_wrong for node in moment.nodes)) and moment.code is None:
         text = f"{count(wrong, 'node')} wrong"
     else:
         text = view.reason

@@ -58,7 +58,7 @@ def test_the_folder_has_the_report_and_output_from_before_and_after(directory: J
     assert tree(folder) == {"README.txt", "incident.json", *logs}
     assert report_in(folder).root == KILLED[8].exits[0]  # type: ignore[union-attr]
     text = (folder / "README.txt").read_text()
-    assert "blamed    nobody (by the end of the workers alone, 50% sure)" in text
+    assert "blamed    nobody: the cause is not known (by the end of the workers alone)" in text
     assert "logs/gen-002/    last output of the ranks of generation 2, launched after it" in text
 
 

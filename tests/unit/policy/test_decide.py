@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.config.job import Limits
@@ -98,6 +99,21 @@ def test_a_bug_is_restarted_once() -> None:
     second = decide(again, fault, 1.0, RULES)
     assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
     assert "KeyError at train.py:3" in second.reason
+
+
+def test_a_checkpoint_that_does_not_fit_the_script_is_not_tried_again() -> None:
+    error = WorkerError(type="EntryMismatch", message="model has other shapes", file="fit.py", line=3)
+    decision = decide(STATE, failed(root=root(code=1, error=error)), 0.0, RULES)
+    assert (kinds(decision), there(decision.verdict).blame) == (["GiveUp"], inc.Blame.CODE)
+
+
+def test_numbers_that_go_wrong_again_on_tested_nodes_lead_to_the_data_and_the_code() -> None:
+    fault = failed(symptom=inc.Symptom.NON_FINITE, detail="loss is nan at step 6 in rank 1")
+    tested = structs.replace(fault, diagnosis=inc.Diagnosis(reason="all passed"))
+    first = decide(STATE, tested, 0.0, RULES)
+    assert "look at the data" not in first.reason
+    again = changed(STATE, attempts=(Attempt(signature=there(first.verdict).signature, t=0.0, step=5),))
+    assert "look at the data and the code of that step first" in decide(again, tested, 1.0, RULES).reason
 
 
 def test_an_exception_that_complains_about_a_peer_is_not_the_codes() -> None:

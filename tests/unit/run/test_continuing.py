@@ -282,6 +282,28 @@ def test_a_cancelled_job_on_a_dead_node_is_not_waited_for_longer(jobs: Jobs) -> 
     assert 120 <= jobs.time.t < 125
 
 
+def test_a_cancelled_job_is_not_waited_for_on_nodes_that_it_had_given_up(jobs: Jobs) -> None:
+    lost = ev.NodeEvicted(t=1.0, node="n3", reason="n3 does not respond", incident=1)
+    jobs.job(7, *CANCELLED[:-1], lost, CANCELLED[-1], training="gpt", stored=(ref(1, 40),))
+    jobs.slurm.put(7, "COMPLETING")
+    jobs.slurm.known[7] = structs.replace(jobs.slurm.known[7], nodes=("n2", "n3"))
+    jobs.slurm.cluster.set_node("n3", states=frozenset({"IDLE", "COMPLETING", "NOT_RESPONDING"}))
+    assert went_on(start(GPT, jobs.here(8, "gpt"))).from_job == 7
+    assert jobs.time.t == 0
+
+
+def test_a_cancelled_job_is_waited_for_on_a_node_that_may_still_write(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    jobs.slurm.put(7, "COMPLETING")
+    jobs.slurm.known[7] = structs.replace(jobs.slurm.known[7], nodes=("n3",))
+    jobs.slurm.cluster.set_node("n3", states=frozenset({"IDLE", "COMPLETING", "NOT_RESPONDING"}))
+    assert went_on(start(GPT, jobs.here(8, "gpt"))).from_job == 7
+    assert 120 <= jobs.time.t < 125
+    assert "job 7 waits for Slurm to give up node n3 (SlurmdTimeout=300 s)" in capfd.readouterr().out
+
+
 def test_a_silent_slurm_is_asked_for_a_minute(jobs: Jobs) -> None:
     jobs.job(7, *ran(1, 40), training="gpt")
     jobs.slurm.silent = True

@@ -127,6 +127,13 @@ def test_a_job_without_a_journal_is_reported_with_its_state_in_slurm(root: Path)
     with pytest.raises(NotBegun, match=f"job {job} is RUNNING, but srobust has not begun") as error:
         find(str(job), None, slurm)
     assert error.value.may_begin
+    assert "its log says" not in str(error.value)
+    log = root.parent / "train.log"
+    log.write_text("module load cuda\nsrobust: 2026-11-30T09:59:06 training mlp was last held by job 4\n")
+    slurm.cluster.put(slurm.job(job), stdout=str(log))
+    with pytest.raises(NotBegun, match=r"its log says: training mlp was last held by job 4$"):
+        find(str(job), None, slurm)
+    slurm.cluster.put(slurm.job(job), stdout=f"/home/alice/train-{job}.log")
     slurm.cluster.finish(job, "FAILED")
     ended = rf"job {job} has ended \(FAILED 0:0\), and .+; see its log /home/alice/train-{job}\.log"
     with pytest.raises(NotBegun, match=ended) as error:

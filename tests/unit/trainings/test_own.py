@@ -33,7 +33,7 @@ FIVE, SIX, SEVEN = folder(5), folder(6), folder(7)
         (OwnJobs(here=(), running=()), None),
         (OwnJobs(here=(FIVE,), running=()), ("5", "your only job here")),
         (OwnJobs(here=(SIX, FIVE), running=()), ("6", "the newest of 2 jobs here")),
-        (OwnJobs(here=(SIX, FIVE), running=(FIVE,)), ("5", "the only running one of 2 jobs here")),
+        (OwnJobs(here=(SIX, FIVE), running=(FIVE,)), ("5", "the only one of 2 jobs here that has not ended")),
         (OwnJobs(here=(FIVE, SEVEN, SIX), running=(SEVEN, SIX)), ("7", "the newest of 2 running jobs here")),
         (OwnJobs(here=(SIX, FIVE), running=(SIX,), inside="5"), ("5", "in which this command runs")),
     ],

@@ -232,6 +232,16 @@ def test_no_hostile_text_leaves_the_lines(text: str) -> None:
             assert piece.isprintable(), piece
 
 
+def test_a_list_of_jobs_of_80_columns_has_room_for_what_is_wrong() -> None:
+    moment = live_status(incident=incident(number=1, actions="evict n1, n5 takes its slot"))
+    assert "incident 1: evict n1, n5" in shown([job_row(view(moment), 80)])
+    assert "loss" not in shown([job_heads(80)])
+    assert "loss" in shown([job_heads(120)])
+    lost = live_status(nodes=(live_node(0, state=NodeState.EVICTED),))
+    assert "1 node wrong" in shown([job_row(view(lost), 80)])
+    assert "1 node wrong" not in shown([job_row(view(structs.replace(lost, code=143)), 80)])
+
+
 def test_the_help_of_top_fits_the_screen() -> None:
     assert max(cell_len(line) for line in shown(HELP).splitlines()) <= 80
 
