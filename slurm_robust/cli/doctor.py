@@ -38,6 +38,10 @@ def register(commands: Commands) -> None:
         HELP["doctor"],
         examples=(
             ("srobust doctor train.sbatch", "a batch script, before it is submitted"),
+            (
+                "srobust doctor --state 40G train.sbatch train.py --lr 3e-4",
+                "with what follows it on sbatch's line; own options come first",
+            ),
             ("srobust doctor --job 4711 --verbose", "a job, with what is good or unknown"),
             ("srobust doctor", "what there is without a script: this node, or the job it runs in"),
         ),
@@ -45,11 +49,16 @@ def register(commands: Commands) -> None:
         "before it is submitted, and inside a job ('srun srobust doctor' on each of its nodes). It changes "
         "nothing and needs no special rights. "
         "What it cannot see is unknown, which is not bad.",
+        usage="srobust doctor [options] [SCRIPT [ARG ...]]",
         epilog="Exit codes: 0 nothing bad, 1 something bad.",
         json=True,
     )
     parser.add_argument(
-        "script", metavar="SCRIPT", nargs="?", type=Path, help="a batch script, as sbatch would get it"
+        "script",
+        metavar="SCRIPT",
+        nargs="?",
+        type=Path,
+        help="a batch script, as sbatch would get it, and the words that follow it there",
     )
     parser.add_argument(
         "-j",
@@ -82,7 +91,7 @@ def _doctor(args: argparse.Namespace) -> int:
     if args.anonymous and not args.json:
         raise UsageError("--anonymous is for --json", fix="give --json, too")
     script = None if args.script is None else read(args.script)
-    layers, known = (None, DoctorRequest()) if script is None else _known(script)
+    layers, known = (None, DoctorRequest()) if script is None else _known(script, args.command)
     if layers is None:
         layers = collect(args.config, os.environ, settings_of(args))
     else:
@@ -103,15 +112,31 @@ def _doctor(args: argparse.Namespace) -> int:
     return main(wanted, config, json=args.json, verbose=args.verbose, clean=clean)
 
 
-def _known(script: str) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
+_PASSED = ('"$@"', "$@")
+"""How a batch script passes on the words that follow it on sbatch's line."""
+
+
+def _known(script: str, behind: tuple[str, ...]) -> tuple[Layers[JobConfig] | None, DoctorRequest]:
     """Return the settings, None if they are wrong or ``srobust run`` is not there; and what else is known.
 
-    It is ``configured`` if that is all of them, or has the spares at least. Never raises.
+    It is ``configured`` if that is all of them, or has the spares at least. ``behind``: the words that follow
+    the script on sbatch's line. Raises :class:`UsageError` for some that get lost there.
     """
     found = run_of(script)
     if found is None:
         return None, DoctorRequest(unseen=_instead_of_run(script))
-    given, unseen = _given([word if expands(word) else unquoted(word) for word in found.words])
+    if behind and not {*_PASSED} & {*found.words}:
+        raise UsageError(
+            f"the script does not pass {' '.join(behind)} on to srobust run",
+            fix='write "$@" at the end of its srobust run, or leave them out',
+        )
+    words: list[str] = []
+    for word in found.words:
+        if behind and word in _PASSED:
+            words += behind
+        else:
+            words.append(word if expands(word) else unquoted(word))
+    given, unseen = _given(words)
     if found.more:
         unseen.append(f"{count(found.more, 'other srobust run')} in the script")
     variables = {}

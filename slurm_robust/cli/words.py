@@ -68,6 +68,18 @@ def split_arguments(argv: list[str]) -> tuple[list[str], tuple[str, ...] | None]
     return own, None
 
 
+def split_submission(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Part the words of a command that takes a batch script from those that sbatch would pass to that."""
+    scripts, index = 0, 0
+    while index < len(argv):
+        option = parser._option_string_actions.get(argv[index])
+        scripts += not argv[index].startswith("-")
+        if scripts == 2:
+            return argv[:index], tuple(argv[index:])
+        index += 2 if option is not None and option.nargs is None else 1
+    return argv, ()
+
+
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Return the arguments of any command. Raises UsageError, also for those unknown to ``parser``."""
     command: tuple[str, ...] = ()
@@ -78,6 +90,9 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
         argv = [argv[0], *own]
     elif argv[:1] == ["update"]:
         argv, words = split_arguments(argv)
+    elif argv[:1] == ["doctor"]:
+        own, command = split_submission(subcommands(parser)["doctor"], argv[1:])
+        argv = ["doctor", *own]
     argv = names_first(parser, argv)
     _check_options(parser, argv)
     given = argparse.Namespace(command=command, verbatim=verbatim, words=words)

@@ -121,7 +121,7 @@ def _next(file: str, script: str, folder: Path) -> tuple[str, ...]:
     change = () if folder.resolve() == Path.cwd() else (f"cd {shlex.quote(str(folder))}",)
     return (
         *change,
-        f"srobust doctor {shlex.quote(file)}",
+        f"srobust doctor {words}",
         f'job=$(sbatch --parsable {words}) && echo "job $job"',
         'srobust status "$job"',
     )

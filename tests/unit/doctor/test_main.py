@@ -258,6 +258,32 @@ def test_what_only_the_shell_knows_is_not_seen(doctor: Doctor, command: str, uns
 
 
 @pytest.mark.usefixtures("no_slurm")
+def test_what_follows_the_script_on_sbatchs_line_is_seen(
+    no_slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sbatch").write_text('#!/bin/sh\nexec srobust run --spares 1 "$@"\n')
+
+    def told(*behind: str) -> str:
+        main(["doctor", "--state", "1G", "train.sbatch", *behind])
+        return capsys.readouterr().out
+
+    assert '"$@" of srobust run in the script' in told()
+    assert "of srobust run in the script" not in told("train.py", "--lr", "3e-4")
+    assert "train.py" in told("train.py"), "which is not there"
+    Path("train.py").write_text("")
+    assert "train.py" not in told("train.py")
+
+
+def test_words_that_a_script_does_not_pass_on_are_refused(
+    no_slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text("#!/bin/sh\nexec srobust run train.py\n")
+    assert main(["doctor", str(script), "train.py"]) == ExitCode.USAGE
+    assert "the script does not pass train.py on to srobust run" in capsys.readouterr().err
+
+
 def test_a_script_whose_settings_are_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sbatch"
     script.write_text("#!/bin/sh\n./start.sh\n")

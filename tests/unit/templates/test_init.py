@@ -96,7 +96,7 @@ def test_json_has_what_was_chosen_and_what_comes_next(here: Path, capsys: pytest
     assert found["files"] == ["train-requeue.sbatch", "job.yaml"]
     assert found["next"] == [
         "cd jobs/first",
-        "srobust doctor train-requeue.sbatch",
+        "srobust doctor train-requeue.sbatch train.py",
         'job=$(sbatch --parsable train-requeue.sbatch train.py) && echo "job $job"',
         'srobust status "$job"',
     ]
