@@ -15,7 +15,7 @@ from slurm_robust.model.live_status import LiveStatus, LiveTier, NodeState
 from slurm_robust.model.record import Record
 from slurm_robust.policy.leaving import cancelled
 from slurm_robust.trainings.jobs import ChapterState
-from slurm_robust.trainings.phase import CANCELLED, ENDED, PREEMPTED, REQUEUED
+from slurm_robust.trainings.phase import CANCELLED, ENDED, PREEMPTED, REQUEUED, REQUEUEING, SAVING
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clock, count, duration, first_sentence
@@ -154,8 +154,10 @@ def judge(seen: Seen, now: float) -> JobSituation:
         return JobSituation(wrong=(seen.cut,), grave=True)
     if seen.waiting is not None:
         return _pending(seen, seen.waiting, now)
-    if seen.phase in (REQUEUED, PREEMPTED):
+    if seen.phase in (REQUEUEING, REQUEUED, PREEMPTED):
         return _requeued(seen)
+    if seen.phase == SAVING:
+        return JobSituation(doing=seen.reason)
     if seen.phase not in WORKING:
         return _ended(seen) if seen.code is not None or seen.phase == "stopped" else JobSituation()
     if seen.silent_s is not None:
@@ -172,6 +174,8 @@ def _requeued(seen: Seen) -> JobSituation:
     if seen.phase == PREEMPTED:  # whether Slurm queues it again is the cluster's setting
         return JobSituation(wrong=(first_sentence(seen.reason),), grave=True, doing=seen.slurm_advice)
     doing = seen.slurm_advice or "Slurm ends this run and puts the job back into its queue"
+    if seen.phase == REQUEUEING:
+        doing = "asks Slurm to put the job back into its queue"
     advice = NextMove(text="wait: it starts again by itself and goes on from its newest checkpoint")
     if not seen.is_fault:
         return JobSituation(doing=doing, advice=advice)

@@ -12,6 +12,9 @@ from slurm_robust.slurm.requeue_plan import RequeueCommand
 REQUEUED = "requeued"
 """The phase of a job that waits for its next run."""
 
+REQUEUEING = "requeueing"
+"""The phase of a job whose requeue Slurm has not accepted yet."""
+
 SAVING = "saving"
 """The phase of a job that writes what only memory has before it leaves its nodes."""
 
@@ -73,4 +76,4 @@ def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[s
     orders = [e for e in after if isinstance(e, ev.StageDone) and e.what in _OF_A_REQUEUE]
     if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
         return REQUEUED, begun.reason
-    return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason
+    return REQUEUEING, f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason

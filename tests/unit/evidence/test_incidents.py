@@ -129,6 +129,16 @@ def test_a_launch_without_a_checkpoint_is_told_by_the_steps_that_were_seen(
     assert [entry.text for entry in timeline(report) if entry.what == "launched"] == [f"generation 2{whence}"]
 
 
+def test_a_launch_after_a_takeover_says_why_numbers_are_left_out() -> None:
+    journal = [launched(1, -1), step(1, 50), opened(), launched(11, 40), step(11, 41), launched(12, 40)]
+    (report,) = incident_reports(journal)
+    first, second = [entry.text for entry in timeline(report) if entry.what == "launched"]
+    assert first.endswith(
+        "; the numbers from 2 on are left to the controller before, which may still use them"
+    )
+    assert "left to" not in second
+
+
 def went_on(best_step: int) -> ev.Continued:
     return ev.Continued(t=3.0, from_job=1, from_folder="1", generation=1, best_step=best_step, reports=True)
 

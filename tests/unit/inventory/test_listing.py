@@ -215,7 +215,8 @@ def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.C
     filled(job)
     sealed = ref(1, 10)
     job.write(
-        ev.GenerationEnded(t=3.0, generation=1, reason="x", sealed_step=10),
+        ev.GenerationEnded(t=3.0, generation=1, reason="x", sealed_step=10, pending=True),
+        ev.GenerationSealed(t=3.0, generation=1, sealed_step=10),
         job.launched(2, sealed, memory=2),
         ev.CheckpointBanned(t=4.0, checkpoint=ref(1, 8), reason="NaN"),
     )

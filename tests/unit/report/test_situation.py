@@ -152,6 +152,11 @@ def test_a_requeue_says_what_happens_next_and_is_wrong_only_after_a_fault() -> N
     assert lost.wrong == ("1 node to replace, 0 standbys left",)
     assert lost.doing == "Slurm ends this run and puts the job back into its queue"
     assert lost.advice is not None
+    asked = seen("requeueing", reason="1 node to replace, 0 standbys left; sbatch: error: busy")
+    assert asked.wrong == ("1 node to replace, 0 standbys left …",)
+    assert asked.doing == "asks Slurm to put the job back into its queue"
+    saves = seen("saving", reason="step 9 goes from memory to storage before the job leaves its nodes")
+    assert (saves.wrong, saves.doing[:11]) == ((), "step 9 goes")
     limit = seen("requeued", reason="the end of this run is near (USR1)", is_fault=False)
     assert (limit.wrong, limit.grave) == ((), False)
     assert limit.doing == lost.doing
