@@ -614,8 +614,9 @@ def _(event: ev.RequeueStarted, state: JobState) -> JobState:
     without_progress = state.runs_without_progress
     if state.requeueing is None and not event.failure and state.is_without_progress(event.t):
         without_progress += 1  # once, even if another controller has to go on asking
-    earlier = [node for node in state.excluded if node not in event.exclude]
-    unproven = [node for node in event.exclude if node in state.unproven]
+    now, weak = set(event.exclude), set(state.unproven)
+    earlier = [node for node in state.excluded if node not in now]
+    unproven = [node for node in event.exclude if node in weak]
     return msgspec.structs.replace(
         _in_all(state, saving=None, running=False),
         requeueing=event,

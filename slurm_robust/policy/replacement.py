@@ -55,20 +55,21 @@ def assign(
     job has evicted is taken only when the slots cannot be filled without it, and never counts as a spare.
     Without such nodes whole segments get slots, so that each domain has spares (:func:`~.cliques.spread`).
     """
-    good = [n for n in nodes if n not in evicted]
-    back = [n for n in before[:slots] if n in good]
+    good = dict.fromkeys(n for n in nodes if n not in evicted)
+    back = dict.fromkeys(n for n in before[:slots] if n in good)
     if not back and len(good) >= slots:
-        filled = spread(good, slots, where, segment)
-        return filled, tuple(n for n in good if n not in filled)
-    free = [n for n in good if n not in back]
-    gone = [n for n in before[:slots] if n not in back]
-    chosen = match(gone, free, where, lambda node, other: 0) | {n: n for n in back}
-    left = [n for n in free if n not in chosen.values()] + [n for n in nodes if n in evicted]
-    fill = iter(left)
-    filled = tuple(
-        chosen[n] if n in chosen else next(fill) for n in (*before[:slots], *[""] * (slots - len(before)))
-    )
-    return filled, tuple(n for n in good if n not in filled)
+        filled = spread(list(good), slots, where, segment)
+    else:
+        free = [n for n in good if n not in back]
+        gone = [n for n in before[:slots] if n not in back]
+        chosen = match(gone, free, where, lambda node, other: 0) | {n: n for n in back}
+        taken = set(chosen.values())
+        fill = iter([n for n in free if n not in taken] + [n for n in nodes if n in evicted])
+        filled = tuple(
+            chosen[n] if n in chosen else next(fill) for n in (*before[:slots], *[""] * (slots - len(before)))
+        )
+    placed = set(filled)
+    return filled, tuple(n for n in good if n not in placed)
 
 
 def fit_spares(state: JobState) -> tuple[str, ...]:
