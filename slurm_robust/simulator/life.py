@@ -26,12 +26,13 @@ from slurm_robust.model.incident import Diagnosis, Fault, Symptom, TestResult
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.model.record import Record
-from slurm_robust.model.release import Release, Requester, When
+from slurm_robust.model.release import Candidate, Release, Requester, When
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.world import World
 from slurm_robust.policy.decide import at_the_end, decide
 from slurm_robust.policy.replacement import assign
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
+from slurm_robust.policy.rollback import LEAST_STEPS
 from slurm_robust.policy.rules import Rules
 from slurm_robust.simulator.faults import SimulatedFault, faults_of, given_faults
 from slurm_robust.simulator.seen import Strike, fault_seen
@@ -46,7 +47,10 @@ BEGUN = 1.7e9
 """When every life begins, in seconds since 1970."""
 
 _SOON_S = 0.01
-"""What is due as soon as this is due now: times of a spec are rounded."""
+"""What is due as soon as this is due now: times of a spec are rounded, and so are those of the wall clock."""
+
+WARNED_S = 120.0
+"""How long before the time limit a run begins to leave."""
 
 _WRONG_NUMBERS = (FaultOf.NAN, FaultOf.CORRUPTION)
 
@@ -67,10 +71,20 @@ class SimulatedLife(Record):
     """Evictions of nodes that were broken …"""
     evicted_wrong: int
     """… and of nodes that were not."""
+    named: tuple[str, ...] = ()
+    """Nodes against which something spoke: they were at fault, or a fault that was none named them."""
+    died: tuple[tuple[float, str], ...] = ()
+    """When nodes lost their power, by the wall clock, and with it all memory."""
+    astray: tuple[str, ...] = ()
+    """Nodes that neither the job nor Slurm has at the end: there must be none."""
 
 
 class _TimeIsOver(Exception):
     """The life is not watched any longer, or training is done."""
+
+
+class _LimitIsNear(Exception):
+    """The time limit of this run of the job is near."""
 
 
 class _Next(Enum):
@@ -116,9 +130,14 @@ class PolicyLife:
         # What memory and storage have:
         self._memory: CheckpointId | None = None
         self._gone: set[int] = set()  # slots whose node has lost what it had
-        self._stored: CheckpointId | None = None
-        self._stored_at = 0.0
+        self._moved: set[int] = set()  # slots whose node has another place now
+        self._written: list[CheckpointId] = []  # to storage
         self._struck = self._right = self._wrong = 0
+        self._named: dict[str, None] = {}
+        self._died: list[tuple[float, str]] = []
+        self._shown: set[str] = set()  # nodes at which a hang or a slowdown was seen
+        self._leaves_at = math.inf  # when the time limit of this run is near
+        self._storage_back = 0.0  # when the storage answers again
         self._is_done = False
         self._plan_next_fault()
         self._plan_owner()
@@ -146,7 +165,14 @@ class PolicyLife:
             struck=self._struck,
             evicted_right=self._right,
             evicted_wrong=self._wrong,
+            named=tuple(self._named),
+            died=tuple(self._died),
+            astray=tuple(node for node in self._site.names if not self._is_somewhere(node)),
         )
+
+    def _is_somewhere(self, node: str) -> bool:
+        state = self._state
+        return self._has(node) or node in (*state.held, *state.world.slots, *state.spares, *state.lenders)
 
     @property
     def _now(self) -> float:
@@ -169,11 +195,16 @@ class PolicyLife:
 
     def _wait(self, s: float) -> None:
         """Let time pass, with all that happens meanwhile."""
-        until = min(self._now + s, self._horizon)
+        until = min(self._now + s, self._horizon, self._leaves_at)
         while self._timeline.step(until):
             pass
-        if self._now >= self._horizon:
+        self._look_at_the_clock()
+
+    def _look_at_the_clock(self) -> None:
+        if self._now >= self._horizon - _SOON_S:
             raise _TimeIsOver
+        if self._now >= self._leaves_at - _SOON_S:
+            raise _LimitIsNear
 
     # -- what happens ----------------------------------------------------------------------------------
 
@@ -193,7 +224,9 @@ class PolicyLife:
             self._timeline.after(due_s, partial(self._strike_given, self._world.generation))
 
     def _strike_given(self, generation: int) -> None:
-        if self._world.running and self._world.generation == generation and self._first_at <= self._now:
+        if not self._world.running or self._world.generation != generation or self._first_at > self._now:
+            return
+        if self._given and self._given[0].t <= self._trained_s + _SOON_S:
             self._strike(self._given.popleft())
             self._plan_given()
 
@@ -215,12 +248,17 @@ class PolicyLife:
             rack = self._site.rack(nodes[0])
             self._away[rack] = self._now + self._draw(fault.source.lasts)
             nodes = tuple(one for one in world.slots if self._site.rack(one) == rack)
+        if kind is FaultOf.STORAGE:
+            self._storage_back = max(self._storage_back, self._now + self._draw(fault.source.lasts))
+        if fault.at_node or kind in (FaultOf.NODE, FaultOf.GPU, FaultOf.NETWORK, FaultOf.AGENT):
+            self._named |= dict.fromkeys(nodes)
         if fault.at_node and kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
             for one in nodes:
                 if fault.persists or kind in (FaultOf.NODE, FaultOf.GPU):
                     self._site.broken.setdefault(one, fault)
                 if kind is FaultOf.NODE:
                     self._site.down.add(one)
+                    self._died.append((self._wall, one))
         elif fault.persists and kind in (
             FaultOf.EXCEPTION,
             FaultOf.OUT_OF_MEMORY,
@@ -228,13 +266,19 @@ class PolicyLife:
             FaultOf.CRASH,
         ):
             self._bugs[fault.number] = fault
-        if world.running and (mine := tuple(one for one in nodes if world.placement.holds(one))):
+        mine = tuple(one for one in nodes if world.placement.holds(one))
+        # Before the first step nobody sees that steps are slow, and a start waits for the storage.
+        if (
+            world.running
+            and mine
+            and (kind not in (FaultOf.STORAGE, FaultOf.SLOW) or self._first_at < math.inf)
+        ):
             self._hit(fault, mine)
         for one in nodes:
-            if one in self._state.spares and kind in (FaultOf.NODE, FaultOf.GPU):
-                self._lose_standby(one, kind)
-            elif kind in (FaultOf.NODE, FaultOf.GPU) and one not in self._state.held:
+            if kind in (FaultOf.NODE, FaultOf.GPU) and self._has(one):
                 self._repair_idle(one)
+            elif kind in (FaultOf.NODE, FaultOf.GPU) and one in self._state.spares:
+                self._lose_standby(one, kind)
 
     def _neighbours(self, node: str, number: int) -> tuple[str, ...]:
         """Return ``node`` and those that follow it, in the job if it is one of its nodes."""
@@ -260,6 +304,9 @@ class PolicyLife:
         return nodes
 
     def _hit(self, fault: SimulatedFault, nodes: tuple[str, ...]) -> None:
+        if fault.source.kind in (FaultOf.HANG, FaultOf.SLOW):  # with two of its ranks, it is the node's
+            self._named |= dict.fromkeys(node for node in nodes if node in self._shown)
+            self._shown.update(nodes)
         values = {name: getattr(fault, name) for name in fault.__struct_fields__}
         self._strikes.append(Strike(**{**values, "t": self._now, "nodes": nodes}))
 
@@ -274,10 +321,25 @@ class PolicyLife:
         if kind is FaultOf.NODE:
             event = ev.SpareSetAside(t=self._wall, node=node, reason="does not respond", usable=False)
             self._record(event)
-        else:
-            self._record(ev.NodeEvicted(t=self._wall, node=node, reason="a GPU is lost", incident=0))
-            self._right += 1
-        self._return(node)
+            if node in self._companion_of:  # its companion ends with it; another node stays until the end
+                self._return(node)
+            return
+        self._record(ev.NodeEvicted(t=self._wall, node=node, reason="a GPU is lost", incident=0))
+        self._right += 1
+        self._let_evicted_go()
+
+    def _let_evicted_go(self) -> None:
+        """Give back the evicted nodes that are not in use again for want of others."""
+        state = self._state
+        in_use, held = {*state.world.slots, *state.spares}, set(state.held)
+        for node in state.evicted:
+            if node in in_use:
+                continue
+            if node in held:
+                self._record(ev.NodeGivenBack(t=self._wall, node=node, how="by shrinking the job"))
+                self._return(node)
+            elif node in self._companion_of:
+                self._return(node)
 
     def _on_back(self) -> None:
         """A node is back: it may be what the job waits for."""
@@ -359,10 +421,13 @@ class PolicyLife:
         self._allocate()
         phases = self.spec.phases
         more_s = seconds(phases.first_start_per_1000_nodes) * len(self._world.slots) / 1000
-        self._wait(self._draw(phases.first_start) + more_s)
-        then = self._launch()
-        while then is _Next.TRAIN:
-            then = self._train()
+        try:
+            self._wait(self._draw(phases.first_start) + more_s)
+            then = self._launch()
+            while then is _Next.TRAIN:
+                then = self._train()
+        except _LimitIsNear:
+            return self._make_room("the time limit is near")
         return then
 
     def _allocate(self) -> None:
@@ -372,12 +437,14 @@ class PolicyLife:
             self._wait(self._draw(spec.cluster.queue))
         most, least = spec.job.nodes + spec.job.spares, spec.job.nodes
         excluded = set(state.requeueing.exclude) if state.requeueing is not None else set()
-        nodes: list[str] = []
-        while len(nodes) < least:
-            nodes += self._site.take(most - len(nodes), without=excluded)
-            if len(nodes) < least and excluded:
+        while True:
+            nodes = self._site.take(most, without=excluded | self._cut_off(self._site.free))
+            if len(nodes) >= least:
+                break
+            self._site.free |= dict.fromkeys(nodes)
+            if excluded:
                 excluded = set()  # too few others remain
-            elif len(nodes) < least:
+            else:
                 self._wait(600.0)  # for repairs
         slots, spares = assign(tuple(nodes), least, self._state.evicted, self._state.world.slots)
         self._record(
@@ -393,7 +460,10 @@ class PolicyLife:
                 gpus=len(nodes) * spec.job.gpus_per_node,
             )
         )
-        self._memory, self._gone = None, set()
+        if spec.job.time_limit is not None:
+            self._leaves_at = self._now + max(0.0, seconds(spec.job.time_limit) - WARNED_S)
+        self._memory, self._gone, self._moved = None, set(), set()
+        self._strikes.clear()  # they struck an earlier run
 
     # -- training --------------------------------------------------------------------------------------
 
@@ -411,7 +481,8 @@ class PolicyLife:
             tiers=tiers,
             release=self._state.release,
         )
-        self._first_at = math.inf
+        self._first_at, self._counted = math.inf, ref.step if ref is not None else -1
+        self._begun_with = self._counted + 1
         self._record(launched)
         if self._given and self._given[0].source.starting and self._given[0].t <= self._trained_s + _SOON_S:
             self._strike(self._given.popleft())
@@ -420,40 +491,40 @@ class PolicyLife:
                 SimulatedFault(t=self._now, source=FaultSource(kind=FaultOf.NODE, rate="0 / day")), dead
             )
             return self._recover()
-        if (cut := self._cut_off()) is not None:
-            self._strikes.append(cut)
+        if cut := self._cut_off(world.slots):
+            source = FaultSource(kind=FaultOf.SWITCH, rate="0 / day")
+            self._strikes.append(Strike(t=self._now, source=source, nodes=tuple(cut)))
             return self._recover()
         start_s = self._draw(spec.phases.start)
         start_s += seconds(spec.phases.start_per_1000_nodes) * len(world.slots) / 1000
         if self._wait_for_strike(start_s + seconds_of_restore + self._step_s):
             return self._recover()
+        while self._storage_back > self._now + _SOON_S:
+            if self._wait_for_strike(self._storage_back - self._now):
+                return self._recover()
         self._first_at, self._pace_s = self._now, self._step_s + self._stall_s
-        self._first_step = self._counted = self._begun_with = (ref.step if ref is not None else -1) + 1
+        self._first_step = self._counted = self._begun_with
         generation = self._world.generation
         self._record(ev.FirstStep(t=self._wall, generation=generation, step=self._first_step, reported=True))
         self._gone.clear()
+        self._moved.clear()
         self._plan_repeats()
         self._trains_since = self._now
         self._plan_given()
-        for node in [node for node in self._state.evicted if node in self._state.held]:
-            self._record(ev.NodeGivenBack(t=self._wall, node=node, how="by shrinking the job"))
-            self._return(node)
+        self._let_evicted_go()
         return _Next.TRAIN
 
-    def _cut_off(self) -> Strike | None:
-        """Return what is seen of nodes of the job that a switch still cuts off."""
+    def _cut_off(self, nodes: Iterable[str]) -> set[str]:
+        """Return those of ``nodes`` that a switch cuts off."""
         self._away = {rack: until for rack, until in self._away.items() if until > self._now}
-        nodes = tuple(n for n in self._world.slots if self._site.rack(n) in self._away) if self._away else ()
-        source = FaultSource(kind=FaultOf.SWITCH, rate="0 / day")
-        return Strike(t=self._now, source=source, nodes=nodes) if nodes else None
+        return {node for node in nodes if self._site.rack(node) in self._away} if self._away else set()
 
     def _wait_for_strike(self, s: float) -> bool:
         """Let time pass until it is over, or something strikes the job; return whether something has."""
-        until = min(self._now + s, self._horizon)
+        until = min(self._now + s, self._horizon, self._leaves_at)
         while not self._strikes and self._timeline.step(until):
             pass
-        if self._now >= self._horizon:
-            raise _TimeIsOver
+        self._look_at_the_clock()
         return bool(self._strikes)
 
     def _step_at(self, now: float) -> int:
@@ -466,7 +537,9 @@ class PolicyLife:
         """Write down how far training is."""
         step = self._step_at(now)
         if step > self._counted and self._first_at < math.inf:
-            t = BEGUN + self._first_at + (step - self._first_step) * self._pace_s
+            t = max(
+                self._journals[-1][-1].t, BEGUN + self._first_at + (step - self._first_step) * self._pace_s
+            )
             generation, made = self._world.generation, step - self._begun_with
             spent = {name: made * s for name, s in self._spent_s.items() if s}
             self._record(ev.ProgressMade(t=t, generation=generation, step=step, reported=True, spent=spent))
@@ -477,7 +550,8 @@ class PolicyLife:
         incident = self._world.incident
         if incident is not None:
             missing = max(1, self._world.best_step + 1 - self._first_step)
-            if self._wait_for_strike(missing * self._pace_s):
+            due = self._first_at + missing * self._pace_s
+            if self._wait_for_strike(max(0.0, due - self._now)):
                 return self._recover()
             self._count_steps(self._now)
             self._record(
@@ -502,9 +576,13 @@ class PolicyLife:
             choices.append(
                 (self._first_at + (spec.steps - 1 - self._first_step) * self._pace_s, self._finish)
             )
-        if spec.job.time_limit is not None:
-            end = self._state.allocated - BEGUN + seconds(spec.job.time_limit)
-            choices.append((end - 120.0, partial(self._make_room, "the time limit is near")))
+        candidate = self._state.candidate
+        if candidate is not None and candidate.since:
+            updates, made = spec.policy.updates, self._step_at(self._now) - candidate.first_step + 1
+            left_s = (updates.good_steps - made) * self._pace_s
+            at_least_s = (LEAST_STEPS - made) * self._pace_s
+            good_at = max(candidate.since - BEGUN + updates.good_s, self._now + at_least_s)
+            choices.append((min(good_at, self._now + left_s), self._prove))
         choices += [
             (self._next_update, self._update),
             (self._next_restart, self._restart_by_hand),
@@ -515,9 +593,16 @@ class PolicyLife:
             choices.append((self._now, None) if self._replenish() else (self._now + 60.0, None))
         return min([*choices, (self._horizon, None)], key=lambda choice: choice[0])
 
+    def _prove(self) -> _Next:
+        """Find the newest release good."""
+        self._count_steps(self._now)
+        good, step = self._state.release, self._counted
+        self._record(ev.ReleaseProven(t=self._wall, release=good, reason="it has made its steps", step=step))
+        return _Next.TRAIN
+
     def _finish(self) -> _Next:
         self._count_steps(self._now)
-        self._is_done = True
+        self._is_done, self._leaves_at = True, math.inf
         self._pause()
         self._end_generation("done", ())
         self._save()
@@ -542,7 +627,9 @@ class PolicyLife:
         lent: list[str] = []
         for source in sources:
             reserved = bool(source.reservation)
-            nodes = self._site.take(wanted - len(lent), reserved=reserved, without=set(self._state.evicted))
+            pool = self._site.reserved if reserved else self._site.free
+            without = self._cut_off(pool).union(self._state.evicted)
+            nodes = self._site.take(wanted - len(lent), reserved=reserved, without=without)
             for node in nodes:
                 self._companions += 1
                 job = 900_000 + self._companions
@@ -569,15 +656,16 @@ class PolicyLife:
     def _restore_point(self) -> tuple[CheckpointId | None, float, dict[str, int]]:
         """Return from where the next generation goes on, how long that takes, and from which tiers."""
         spec, slots = self.spec.checkpoints, len(self._world.slots)
-        if self._memory is not None and self._is_whole():
-            moved = len(self._gone)
+        stored = self._stored
+        if self._memory is not None and self._is_whole() and (stored is None or self._memory >= stored):
+            moved = len(self._gone | self._moved)
             seconds_ = spec.node_gb / (spec.peer_gb_s if moved else spec.memory_gb_s)
             tiers = {Tier.MEMORY.value: slots - moved} | ({Tier.PEER.value: moved} if moved else {})
             return self._memory, seconds_, tiers
         self._memory = None
-        if self._stored is None:
+        if stored is None:
             return None, 0.0, {}
-        return self._stored, slots * spec.node_gb / spec.storage_gb_s, {Tier.STORAGE.value: slots}
+        return stored, slots * spec.node_gb / spec.storage_gb_s, {Tier.STORAGE.value: slots}
 
     def _is_whole(self) -> bool:
         """Return whether each part is in the memory of its node, or of its peer half the job away."""
@@ -603,8 +691,12 @@ class PolicyLife:
         if newest >= self._begun_with and (self._stored is None or newest > self._stored.step):
             self._store(CheckpointId(step=newest, generation=world.generation), self._draw(spec.write))
 
+    @property
+    def _stored(self) -> CheckpointId | None:
+        return max(self._written, default=None)
+
     def _store(self, ref: CheckpointId, took_s: float) -> None:
-        self._stored = ref
+        self._written.append(ref)
         self._record(
             ev.StorageWritten(t=self._wall, generation=ref.generation, step=ref.step, seconds=took_s)
         )
@@ -628,6 +720,12 @@ class PolicyLife:
         if not goes_on:
             self._count_steps(self._now)
             self._pause()
+        if strike.source.kind is FaultOf.STORAGE and (away_s := self._storage_back - self._now) <= detect_s:
+            self._wait(max(0.0, away_s))
+            self._first_at, self._first_step = self._now, self._counted
+            self._trains_since = self._now
+            self._plan_given()
+            return _Next.TRAIN
         self._wait(detect_s)
         if goes_on:
             self._count_steps(self._now)
@@ -699,6 +797,7 @@ class PolicyLife:
     def _answer(self, fault: Fault) -> _Next:
         """Ask the policy, and do what it says, until it has decided for good."""
         while True:
+            candidate = self._state.candidate
             decided = decide(self._state, fault, self._wall, self._rules)
             self._record(decided)
             then: _Next | None = None
@@ -715,16 +814,17 @@ class PolicyLife:
                     case inc.GiveUp(code=code, reason=reason):
                         return self._give_up(code, reason)
                     case inc.RollBack(release=release):
-                        self._roll_back(release)
+                        self._roll_back(release, candidate)
                     case inc.Diagnose() | inc.Replay() | inc.QuickTest():
                         fault = self._test(action, fault, decided.incident)
                     case inc.Borrow():
                         fault = self._ask_for_nodes(action, fault)
                     case inc.Replace(node=node):
-                        self._gone |= {s for s, one in enumerate(self._launched_slots) if one == node}
+                        lost = self._gone if node in self._state.evicted else self._moved
+                        lost |= {s for s, one in enumerate(self._launched_slots) if one == node}
                     case inc.Swap(first=first, second=second):
                         moved = {first, second}
-                        self._gone |= {s for s, one in enumerate(self._launched_slots) if one in moved}
+                        self._moved |= {s for s, one in enumerate(self._launched_slots) if one in moved}
             if then is not None:
                 asked = any(isinstance(action, inc.RestartAgents) for action in decided.actions)
                 if not asked and set(fault.ended).intersection(self._world.slots):
@@ -751,7 +851,12 @@ class PolicyLife:
             )
         )
 
-    def _roll_back(self, release: str) -> None:
+    def _roll_back(self, release: str, candidate: Candidate | None) -> None:
+        """Go back: what the release has made does not count any more."""
+        way_back = candidate.checkpoint if candidate is not None else None
+        first = candidate.generation if candidate is not None else 0
+        self._written = [one for one in self._written if one.generation < first]
+        self._memory = None if way_back in self._written else way_back
         brought = self._releases.get(release)
         if brought is not None:
             self._bugs.pop(brought.number, None)
@@ -787,7 +892,7 @@ class PolicyLife:
         results = [
             TestResult(test="gemm", node=node, outcome=Outcome.FAIL, text="wrong result") for node in failed
         ]
-        results = results or [TestResult(test="gemm", node=alive[0], outcome=Outcome.PASS)]
+        results = results or [TestResult(test="gemm", node=node, outcome=Outcome.PASS) for node in alive[:1]]
         reason = f"{', '.join(failed)} failed" if failed else f"all {len(alive)} nodes passed"
         found = Diagnosis(results=tuple(results), suspects=tuple(failed), reason=reason)
         self._record(
@@ -816,7 +921,7 @@ class PolicyLife:
 
     def _save(self) -> None:
         """Bring the newest checkpoint from memory to storage before the nodes go, if there is time."""
-        took_s = self._draw(self.spec.checkpoints.write)
+        took_s = self._draw(self.spec.checkpoints.write) + max(0.0, self._storage_back - self._now)
         most_s = self.spec.policy.timings.checkpoint_s
         newest = self._memory
         if newest is None or not self._is_whole() or (self._stored is not None and newest <= self._stored):
@@ -830,31 +935,34 @@ class PolicyLife:
 
     def _leave(self) -> None:
         """Give all nodes back."""
-        for job in list(self._state.companions):
+        state = self._state
+        for job in list(state.companions):
             self._record(ev.CompanionEnded(t=self._wall, job_id=job, reason="the job has ended"))
-        nodes = dict.fromkeys((*self._state.held, *self._state.world.slots, *self._state.spares))
+        nodes = dict.fromkeys((*state.held, *state.world.slots, *state.spares, *self._companion_of))
         for node in nodes:
             if not self._has(node):
                 self._companion_of.pop(node, None)
                 self._site.give_back(node, reserved=self._is_reserved(node))
 
     def _has(self, node: str) -> bool:
-        """Return whether the site has the node already."""
+        """Return whether the site has the node."""
         site = self._site
-        return node in site.free or node in site.reserved or node in self._site.in_repair
+        return node in site.free or node in site.reserved or node in site.in_repair
 
     def _requeue(self, exclude: tuple[str, ...], reason: str, *, failure: bool) -> _Next:
+        self._leaves_at = math.inf
         self._save()
         self._record(ev.RequeueStarted(t=self._wall, exclude=exclude, reason=reason, failure=failure))
-        self._record(ev.RunEnded(t=self._wall, code=0, reason=reason, final=False, requeued=True))
         self._leave()
+        self._record(ev.RunEnded(t=self._wall, code=0, reason=reason, final=False, requeued=True))
         self._wait(self._draw(self.spec.cluster.requeue))
         return _Next.REQUEUE
 
     def _give_up(self, code: int, reason: str) -> _Next:
+        self._leaves_at = math.inf
         self._save()
-        self._record(ev.RunEnded(t=self._wall, code=code, reason=reason, final=code != ExitCode.CONFIG))
         self._leave()
+        self._record(ev.RunEnded(t=self._wall, code=code, reason=reason, final=code != ExitCode.CONFIG))
         return _Next.OVER
 
     def _pass(self, trained_s: deque[float]) -> None:
@@ -868,12 +976,14 @@ class PolicyLife:
 
     def _make_room(self, why: str) -> _Next:
         """Leave the nodes to others, and be requeued."""
+        self._leaves_at = math.inf
         self._pass(self._preemptions)
-        self._count_steps(self._now)
-        self._pause()
+        if self._world.running:
+            self._count_steps(self._now)
+            self._pause()
+            self._wait(self._draw(self.spec.phases.stop))
+            self._end_generation(why, ())
         action = at_the_end(self._state, why, self._wall, self._rules, warned=True)
-        self._wait(self._draw(self.spec.phases.stop))
-        self._end_generation(why, ())
         if isinstance(action, inc.GiveUp):
             return self._give_up(action.code, action.reason)
         return self._requeue(action.exclude, action.reason, failure=False)
@@ -921,6 +1031,7 @@ class PolicyLife:
         )
         self._wait(self._draw(self.spec.phases.update))
         self._end_generation(f"update {number}", ())
+        way_back = max((one for one in (self._memory, self._stored) if one is not None), default=None)
         self._record(
             ev.UpdateApplied(
                 t=self._wall,
@@ -928,10 +1039,19 @@ class PolicyLife:
                 release=name,
                 before=before,
                 step=self._counted,
-                checkpoint=self._memory,
+                checkpoint=way_back,
             )
         )
+        if way_back is not None:
+            keep = partial(self._keep_way_back, way_back, len(self._journals))
+            self._timeline.after(self._draw(self.spec.checkpoints.write), keep)
         return self._launch()
+
+    def _keep_way_back(self, ref: CheckpointId, job: int) -> None:
+        """The checkpoint at which a release took over is on storage now, if it is still in memory."""
+        candidate, is_here = self._state.candidate, job == len(self._journals) and self._state.ended is None
+        if is_here and candidate is not None and candidate.checkpoint == ref and ref not in self._written:
+            self._store(ref, 0.0)
 
 
 def _checkpoints(spec: Spec) -> tuple[int, float]:

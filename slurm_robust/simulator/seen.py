@@ -112,13 +112,19 @@ def _line(strike: Strike) -> int:
 
 def _stacks(strike: Strike, world: World, job: SimulatedJob, chance: Random) -> Localisation | None:
     """Return what stacks show of a hang or a slowdown: the rank, its pipeline, or nothing."""
-    if strike.source.kind is FaultOf.STORAGE or chance.random() >= strike.source.placed:
-        return Localisation(reason="all ranks do the same", healthy=world.placement.world_size)
-    slot = world.slots.index(strike.nodes[0])
-    first = slot - slot % job.group if job.layout == "pipeline" else slot
-    nodes = world.slots[first : first + (job.group if job.layout == "pipeline" else 1)]
-    ranks = tuple(rank for node in nodes for rank in world.placement.ranks_of(node))
-    halted = strike.at_node and chance.random() < strike.source.named
+    kind, node = strike.source.kind, strike.nodes[0]
+    nowhere = Localisation(reason="all ranks do the same", healthy=world.placement.world_size)
+    if kind is FaultOf.STORAGE or chance.random() >= strike.source.placed:
+        return nowhere
+    halted = kind is FaultOf.HANG and strike.at_node and chance.random() < strike.source.named
+    nodes: tuple[str, ...] = (node,)  # a process that is stopped or gone shows itself
+    if job.layout == "pipeline" and not halted:
+        slot = world.slots.index(node)
+        first = slot - slot % job.group
+        nodes = world.slots[first : first + job.group]
+        if len(nodes) > 1 and 2 * len(nodes) > len(world.slots):
+            return nowhere  # most ranks are no outliers
+    ranks = tuple(rank for one in nodes for rank in world.placement.ranks_of(one))
     return Localisation(
         outliers=ranks,
         ranks=ranks,

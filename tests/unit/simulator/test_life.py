@@ -7,6 +7,7 @@ import pytest
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig
 from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Swap
 from slurm_robust.model.journal import fold
 from slurm_robust.simulator.figures import account_of, figures_of
 from slurm_robust.simulator.life import PolicyLife, SimulatedLife
@@ -14,6 +15,7 @@ from slurm_robust.simulator.spec import (
     FaultOf,
     FaultSource,
     Owner,
+    Phases,
     SimulatedCheckpoints,
     SimulatedCluster,
     SimulatedJob,
@@ -177,3 +179,75 @@ def test_what_ended_each_incident_is_counted() -> None:
     assert set(found.resolved) >= {"nodes evicted", "restarted", "release updated", "job submitted again"}
     updates_and_restarts = found.resolved["release updated"] + found.jobs - 1
     assert sum(found.resolved.values()) == found.incidents + updates_and_restarts
+
+
+def test_a_time_limit_that_is_shorter_than_the_start_ends_the_job_after_three_runs() -> None:
+    spec = Spec(
+        job=SimulatedJob(nodes=4, time_limit="5 min"),
+        phases=Phases(first_start="10 min"),
+        owner=Owner(stops_after=0),
+    )
+    (journal,) = PolicyLife(spec, 0).play().journals
+    assert not [event for event in journal if isinstance(event, ev.FirstStep)]
+    assert sum(isinstance(event, ev.AllocationTaken) for event in journal) == 3
+    end = journal[-1]
+    assert isinstance(end, ev.RunEnded)
+    assert end.code == 93
+    assert "too short" in end.reason
+
+
+def test_storage_that_answers_before_the_hang_is_detected_costs_time_alone() -> None:
+    storage = source(FaultOf.STORAGE, "1 / 2 days", lasts="10 min", detect="15 min")
+    found = figures_of(played(faults=(storage,)))
+    assert found.incidents == 0
+    assert found.steps < 10 * DAY_S / 5 - 2 * 600 / 5
+
+
+def test_a_start_waits_for_the_storage() -> None:
+    faults = (source(FaultOf.STORAGE, "1 / 2 days", lasts="2 h", detect="15 min"),)
+    (journal,) = played(faults=faults).journals
+    opened = [event.t for event in journal if isinstance(event, ev.IncidentOpened)]
+    firsts = [event.t for event in journal if isinstance(event, ev.FirstStep)][1:]
+    assert opened
+    assert all(first - t >= 6300.0 for t, first in zip(opened, firsts, strict=True))
+
+
+def test_two_nodes_that_exchange_their_slots_keep_what_is_in_memory() -> None:
+    slow = source(FaultOf.SLOW, "1 / 2 days", at_node=0.0, detect="1 min")
+    (journal,) = played(nodes=3, spares=0, faults=(slow,)).journals
+    launched = [event for event in journal if isinstance(event, ev.GenerationLaunched)]
+    assert any(isinstance(a, Swap) for e in journal if isinstance(e, ev.Decided) for a in e.actions)
+    assert {"storage"} not in [set(event.tiers) for event in launched]
+
+
+BAD_RELEASES = Owner(updates="1 / day", bad_updates=1.0)
+BUG = source(FaultOf.EXCEPTION, "0 / day", again="2 min", at_node=0.0)
+
+
+def test_a_rollback_goes_back_to_the_step_at_which_the_release_took_over() -> None:
+    (journal,) = played(faults=(BUG,), owner=BAD_RELEASES).journals
+    step, seen = -1, 0
+    for event in journal:
+        if isinstance(event, ev.UpdateApplied):
+            assert event.checkpoint is not None
+            step = event.checkpoint.step
+        elif isinstance(event, ev.GenerationLaunched) and step >= 0:
+            assert event.restore_step <= step + (event.generation == 1)
+            seen += 1
+    assert seen > 5
+
+
+def test_a_release_that_has_made_its_steps_is_good() -> None:
+    (journal,) = played(owner=Owner(updates="1 / day")).journals
+    proven = [event.release for event in journal if isinstance(event, ev.ReleaseProven)]
+    applied = [event.release for event in journal if isinstance(event, ev.UpdateApplied)]
+    assert applied
+    assert set(applied[:-1]) <= set(proven)
+
+
+def test_a_free_node_that_dies_is_repaired() -> None:
+    faults = (source(FaultOf.NODE, "1 / 10 node-days"),)
+    cluster = SimulatedCluster(free=8, repair="1 h")
+    life = played(nodes=2, spares=0, time="90 days", faults=faults, cluster=cluster)
+    assert life.astray == ()
+    assert figures_of(life).ettr > 0.98
