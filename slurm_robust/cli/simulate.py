@@ -9,6 +9,7 @@ from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job_dir, whole_number
 from slurm_robust.config.plan import load_plan
 from slurm_robust.model.errors import PreflightError
+from slurm_robust.page.write import STDOUT
 from slurm_robust.simulator import command, shipped, spec
 from slurm_robust.simulator.like import like
 from slurm_robust.trainings.find import find, load_events
@@ -29,6 +30,7 @@ def register(commands: Commands) -> None:
             ("srobust simulate byterobust-dense", "a spec that the package brings"),
             ("srobust simulate spec.yaml --seeds 1000 --lives lives.jsonl", "many; continue after Ctrl-C"),
             ("srobust simulate --like 4711 --what-if spares=0..8", "a real job, with other standbys"),
+            ("srobust simulate spec.yaml --html page.html", "one page with curves"),
         ),
         json=True,
     )
@@ -62,12 +64,19 @@ def register(commands: Commands) -> None:
         type=Path,
         help="keep lives in this file, and do not play those again that it has",
     )
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write one HTML page with curves ('-': to standard output)"
+    )
     parser.add_argument("--csv", action="store_true", help="print a line of figures for each life")
 
 
 def _simulate(args: argparse.Namespace) -> int:
     if (args.spec is None) == (args.like is None):
         raise UsageError("give either a SPEC or --like JOB", fix="srobust simulate --help has examples")
+    if args.csv and (args.json or args.html is not None):
+        raise UsageError("--csv prints lives alone", fix="give --csv without --json and --html")
+    if args.html == STDOUT and args.json:
+        raise UsageError("--html - prints, too", fix="give --html a file")
     likeness = None
     if args.like is not None:
         directory = find(args.like, args.job_dir)
@@ -86,6 +95,7 @@ def _simulate(args: argparse.Namespace) -> int:
             seeds=args.seeds,
             processes=args.processes or 0,
             lives=args.lives,
+            html=args.html,
             json=args.json,
             csv=args.csv,
         )

@@ -13,15 +13,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.libraries import need
 from slurm_robust.model.record import Record
-from slurm_robust.simulator.compare import Comparison, comparison, conclusions, percent
+from slurm_robust.page.write import STDOUT, write_page
+from slurm_robust.simulator.compare import Comparison, comparison, conclusions, number, percent
 from slurm_robust.simulator.figures import Estimate, LifeFigures, Together
 from slurm_robust.simulator.like import Likeness
 from slurm_robust.simulator.runs import play
 from slurm_robust.simulator.spec import Spec
+from slurm_robust.simulator.spread import seconds
 from slurm_robust.simulator.what_if import variations
 from slurm_robust.terminal.console import Bar, ScreenTable, Wrapped, facts_table, section, show
-from slurm_robust.util.text import count, one_line
+from slurm_robust.util.text import count, duration, one_line
 
 _PERCENT = 100.0
 
@@ -37,12 +40,15 @@ class SimulationRequest(Record):
     seeds: int | None = None
     processes: int = 0
     lives: Path | None = None
+    html: Path | None = None
     json: bool = False
     csv: bool = False
 
 
 def main(wish: SimulationRequest) -> int:
     """Play, and print the figures; 0. Raises ``InvalidSettings``, ``OtherLives``."""
+    if wish.html is not None:
+        need("jinja2", "srobust simulate --html")
     spec = wish.spec
     others = variations(spec, wish.what_if)
     specs = [spec, *(one.spec for one in others if one.spec != spec)]
@@ -64,11 +70,32 @@ def main(wish: SimulationRequest) -> int:
         sys.stdout.write(csv_of([("", played[0]), *((str(one), lives) for one, lives in compared)]))
         return 0
     made = comparison(spec.name or wish.name, spec.fidelity, played[0], compared, wish.likeness)
+    if wish.html is not None:
+        told = [("simulated", _what(made, spec)), ("at most", duration(seconds(spec.time))), *_basis(made)]
+        _write(wish.html, _page(made, played[0], told), quiet=wish.json)
+        if not wish.json:
+            return 0
     if made.real is None and not made.what_if:
         show(made.own, lambda own: text_of(own, spec), json=wish.json)
     else:
         show(made, lambda found: comparison_text(found, spec), json=wish.json)
     return 0
+
+
+def _page(made: Comparison, lives: Sequence[LifeFigures], told: Sequence[tuple[str, str]]) -> str:
+    from slurm_robust.simulator.page.page import page_of
+
+    return page_of(made, lives, told)
+
+
+def _write(path: Path, page: str, *, quiet: bool) -> None:
+    """Write the page, or print it if ``path`` is ``-``. Raises ``CannotWrite``."""
+    if path == STDOUT:
+        print(page, end="")
+        return
+    written, size = write_page(path, page, "simulation.html")
+    if not quiet:
+        print(f"wrote {written} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")
 
 
 def _kept(played: Sequence[Sequence[LifeFigures]], number: int, lives: Path | None) -> str:
@@ -92,6 +119,7 @@ def csv_of(played: Iterable[tuple[str, Sequence[LifeFigures]]]) -> str:
 
 def _flat(one: LifeFigures) -> dict[str, object]:
     values = msgspec.to_builtins(one)
+    del values["curve"]  # no figure
     nested = {name: value for name, value in values.items() if isinstance(value, dict)}
     flat = {name: value for name, value in values.items() if name not in nested}
     return flat | {f"{name}.{key}": value for name, inner in nested.items() for key, value in inner.items()}
@@ -113,24 +141,15 @@ def text_of(made: Together, spec: Spec) -> RenderableType:
 def comparison_text(made: Comparison, spec: Spec) -> RenderableType:
     """Return what other settings bring, and how well a replay agrees with reality."""
     own, real = made.own, made.real
-    is_replay = real is not None
-    facts = [
-        (
-            "replayed" if is_replay else "simulated",
-            f"{one_line(own.name)}: {_job_of(spec)}; {_lives_of(own)}",
-        )
-    ]
     ettr = _interval(own.figures["ettr"], percent=True)
-    if real is not None:
-        facts += [
-            ("ETTR", f"under its own settings {ettr}, in reality {percent(real.ettr)}"),
-            ("incidents", f"{own.figures['incidents'].mean:.1f}, in reality {real.incidents}"),
-        ]
-    else:
-        facts += [("ETTR", f"under its own settings {ettr}")]
-    facts += [("assumed", ", ".join(made.assumed))] if made.assumed else []
-    facts += [("left out", "; ".join(made.left_out))] if made.left_out else []
-    parts: list[RenderableType] = [facts_table(facts)]
+    incidents = f"{own.figures['incidents'].mean:.1f}"
+    told = [
+        ("replayed" if real is not None else "simulated", f"{one_line(own.name)}: {_what(made, spec)}"),
+        ("ETTR", f"under its own settings {ettr}" + (f", in reality {percent(real.ettr)}" if real else "")),
+        ("incidents", incidents + (f", in reality {real.incidents}" if real is not None else "")),
+        *_basis(made),
+    ]
+    parts: list[RenderableType] = [facts_table(told)]
     if made.what_if:
         parts += section("with other settings", _what_if_table(made))
     else:
@@ -138,6 +157,16 @@ def comparison_text(made: Comparison, spec: Spec) -> RenderableType:
     if notes := conclusions(made):
         parts += ["", *(Wrapped(one, "  ") for one in notes)]
     return Group(*parts)
+
+
+def _what(made: Comparison, spec: Spec) -> str:
+    return f"{_job_of(spec)}; {_lives_of(made.own)}"
+
+
+def _basis(made: Comparison) -> list[tuple[str, str]]:
+    """Return what a replay rests on."""
+    found = [("assumed", ", ".join(made.assumed)), ("left out", "; ".join(made.left_out))]
+    return [(name, text) for name, text in found if text]
 
 
 def _what_if_table(made: Comparison) -> ScreenTable:
@@ -153,7 +182,7 @@ def _what_if_table(made: Comparison) -> ScreenTable:
             percent(ettr.mean),
             f"{_PERCENT * ettr.low:.1f} to {_PERCENT * ettr.high:.1f}",
             f"{_PERCENT * one.gain.mean:+.1f}",
-            *(_number(found[name].mean) for name in ("requeues", "standbys_used", "gpu_hours")),
+            *(number(found[name].mean) for name in ("requeues", "standbys_used", "gpu_hours")),
         )
     return table
 
@@ -165,7 +194,7 @@ def _tables(made: Together) -> list[RenderableType]:
         table.add_column(column, justify="right")
     for name, text in _ROWS.items():
         one = made.figures[name]
-        table.add_row(text, _number(one.mean), _range(one.low, one.high), _range(one.p5, one.p95))
+        table.add_row(text, number(one.mean), _range(one.low, one.high), _range(one.p5, one.p95))
     lost = ScreenTable()
     lost.add_column("lost by")
     lost.add_column("GPU-hours", justify="right")
@@ -173,7 +202,7 @@ def _tables(made: Together) -> list[RenderableType]:
     for name, one in made.figures.items():
         kind, _, key = name.partition(".")
         if kind == "causes":
-            lost.add_row(Text(key), _number(one.mean), _range(one.low, one.high))
+            lost.add_row(Text(key), number(one.mean), _range(one.low, one.high))
     return [*section("figures", table), *section("GPU-hours by cause of the incident", lost)]
 
 
@@ -208,9 +237,5 @@ def _interval(one: Estimate, *, percent: bool = False) -> str:
     return f"{mean}{unit} (95 %: {low} to {high}{unit})"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _range(low: float, high: float) -> str:
-    return f"{_number(low)} to {_number(high)}"
+    return f"{number(low)} to {number(high)}"

@@ -71,13 +71,19 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def number(value: float) -> str:
+    """Return a figure with three digits, or whole from 100 on."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def best(what_if: Sequence[Compared]) -> Compared | None:
-    """Return the first settings that are as good as any others; None if none is better than the own ones."""
+    """Return the first settings that may be as good as any others, by their confidence intervals.
+
+    None if they are no better than the own ones.
+    """
     most = max((one.together.figures["ettr"].mean for one in what_if), default=0.0)
-    for one in what_if:
-        if one.together.figures["ettr"].mean >= most - AS_GOOD:
-            return one if one.gain.mean > AS_GOOD else None
-    return None
+    found = next((one for one in what_if if one.together.figures["ettr"].high >= most - AS_GOOD), None)
+    return found if found is not None and found.gain.low > AS_GOOD else None
 
 
 def conclusions(made: Comparison) -> list[str]:

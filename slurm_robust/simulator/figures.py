@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from random import Random
+from statistics import NormalDist, stdev
 
 from msgspec import structs
 
@@ -15,10 +17,15 @@ from slurm_robust.ledger.summary import Summary, figures, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Evict, GiveUp, Replace, Requeue, RollBack, Swap
 from slurm_robust.model.record import Record
+from slurm_robust.simulator.curves import LifeCurve, life_curve
 from slurm_robust.simulator.life import SimulatedLife
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+FEW = 200
+"""The mean of more lives is normally distributed, so that they need not be resampled."""
+
+_DEVIATIONS = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 class LifeFigures(Record):
@@ -61,6 +68,7 @@ class LifeFigures(Record):
     mttr_s: float
     """Mean time from a fault to the first new step."""
     is_done: bool
+    curve: LifeCurve = LifeCurve()
 
 
 def figures_of(life: SimulatedLife) -> LifeFigures:
@@ -97,6 +105,7 @@ def figures_of(life: SimulatedLife) -> LifeFigures:
         was_s=sum(scheduling) / len(scheduling) if scheduling else 0.0,
         mttr_s=summary.mttr_s or 0.0,
         is_done=life.is_done,
+        curve=life_curve(books, events),
     )
 
 
@@ -212,19 +221,18 @@ class Estimate(Record):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Estimate the mean of ``values``, which must not be empty, by resampling them (bootstrap)."""
+    """Estimate the mean of ``values``, which must not be empty: of few by resampling them (bootstrap)."""
     count, mean = len(values), sum(values) / len(values)
     ordered = sorted(values)
-    chance = Random(count)
-    means = sorted(sum(chance.choices(values, k=count)) / count for _ in range(RESAMPLES if count > 1 else 1))
-    tail = (1 - CONFIDENCE) / 2
-    return Estimate(
-        mean=mean,
-        low=_at(means, tail),
-        high=_at(means, 1 - tail),
-        p5=_at(ordered, 0.05),
-        p95=_at(ordered, 0.95),
-    )
+    low, high = mean, mean
+    if count > FEW:
+        width = _DEVIATIONS * stdev(values) / math.sqrt(count)
+        low, high = mean - width, mean + width
+    elif ordered[0] < ordered[-1]:
+        chance, tail = Random(count), (1 - CONFIDENCE) / 2
+        means = sorted(sum(chance.choices(values, k=count)) / count for _ in range(RESAMPLES))
+        low, high = _at(means, tail), _at(means, 1 - tail)
+    return Estimate(mean=mean, low=low, high=high, p5=_at(ordered, 0.05), p95=_at(ordered, 0.95))
 
 
 def _at(ordered: Sequence[float], share: float) -> float:

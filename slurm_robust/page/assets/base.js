@@ -26,6 +26,14 @@ function round(min, max, most) {
   return found;
 }
 
+// Names in the bar of shares that do not fit into their part are left out.
+function labels() {
+  for (const text of document.querySelectorAll("svg.shares text")) {
+    const room = text.previousElementSibling.getBoundingClientRect().width;
+    text.setAttribute("visibility", text.getComputedTextLength() + 14 <= room ? "visible" : "hidden");
+  }
+}
+
 function nearest(values, value, first, last) {
   let best = first, off = Infinity;
   for (let place = first; place <= last; place += 1) {

@@ -105,3 +105,16 @@ def test_what_is_wrong_with_other_settings_is_said_before_anything_is_played(
 ) -> None:
     assert main(["simulate", "--like", JOB, "--what-if", "spars=1"]) == ExitCode.USAGE
     assert "did you mean spares" in capsys.readouterr().err
+
+
+def test_a_page_is_one_file(capsys: pytest.CaptureFixture[str], spec: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert f"wrote {page}" in run(capsys, str(spec), "--html", str(page))
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert run(capsys, str(spec), "--html", "-").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("words", [["--html", "-", "--json"], ["--csv", "--json"], ["--csv", "--html", "x"]])
+def test_two_outputs_are_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["simulate", "byterobust-dense", *words]) == ExitCode.USAGE
+    assert "fix: give --" in capsys.readouterr().err

@@ -424,13 +424,6 @@
     for (const one of charts) one.draw();
     labels();
   }
-  // Names in the bar of shares that do not fit into their part are left out.
-  function labels() {
-    for (const text of document.querySelectorAll("svg.shares text")) {
-      const room = text.previousElementSibling.getBoundingClientRect().width;
-      text.setAttribute("visibility", text.getComputedTextLength() + 14 <= room ? "visible" : "hidden");
-    }
-  }
   const zoom = (factor) => {
     const middle = (view.min + view.max) / 2, half = (factor * (view.max - view.min)) / 2;
     show(middle - half, middle + half);

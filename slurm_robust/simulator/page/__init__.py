@@ -1,0 +1,1 @@
+"""The lives of a simulated job as one HTML page that needs nothing else."""
