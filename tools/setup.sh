@@ -24,6 +24,9 @@ PINNED_TORCH=$(sed -n 's/^torch==//p' $PINS)
 readonly OLDEST_PYTHON OLDEST_TORCH PINNED_TORCH
 readonly TORCH=${SROBUST_TORCH:-torch==$PINNED_TORCH}
 
+# What the sandbox still needs and this script could not install.
+LACKING=
+
 say() { echo "setup: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
@@ -63,11 +66,13 @@ install_packages() {
     words="apt-get install --no-install-recommends ${packages[*]}"
     if ! command -v apt-get >/dev/null; then
         say "this is no Debian: install what brings these by yourself for the sandbox: ${packages[*]}"
+        LACKING="${packages[*]}"
         return 0
     fi
     if [ "$(id -u)" != 0 ]; then
         say "missing for the sandbox (demo and cluster tests) or for other tests: ${packages[*]}"
         say "not root, so please run: sudo $words"
+        LACKING="${packages[*]}"
         return 0
     fi
     say "installing ${packages[*]} (apt-get)"
@@ -162,6 +167,14 @@ install_python_packages() {
 # What the environment was made from: when this text is the stamp's, nothing is to do.
 wanted() { { cat pyproject.toml tools/setup.sh $PINS; echo "$TORCH"; pwd; } | cksum; }
 
+say_the_end() {
+    if [ -z "$LACKING" ]; then
+        say "done"
+    else
+        say "$VENV is ready; the sandbox is not (make demo, make test-cluster): it lacks $LACKING"
+    fi
+}
+
 main() {
     local missing
     exec 9<tools/setup.sh
@@ -176,7 +189,7 @@ main() {
     make_venv
     install_python_packages
     wanted >$STAMP
-    say "done"
+    say_the_end
 }
 
 main "$@"

@@ -97,7 +97,13 @@ def render(report: HazardReport, *, verbose: bool) -> RenderableType:
 
 
 def _lines(report: HazardReport, *, verbose: bool) -> Iterator[RenderableType]:
-    for hazard in report.hazards:
+    if report.ends:
+        yield "at its end Slurm leaves a job, to save what only memory has:"
+    for end in report.ends:
+        yield _told(end)
+    for part in report.unseen:
+        yield Wrapped(f"not seen: {one_line(part, None)}", _INDENT)
+    for hazard in reversed(report.hazards):  # the worst where the eye is: above the prompt
         if hazard.level in (Level.BAD, Level.NOTE) or verbose:
             label = "BAD" if hazard.level is Level.BAD else hazard.level.value
             place = f"line {hazard.script_line}, " if hazard.script_line is not None else ""
@@ -108,17 +114,12 @@ def _lines(report: HazardReport, *, verbose: bool) -> Iterator[RenderableType]:
                 yield _told(f"fix: {hazard.fix}")
             if hazard.source and verbose:
                 yield _told(f"source: {hazard.source}")
-    if report.ends:
-        yield "at its end Slurm leaves a job, to save what only memory has:"
-    for end in report.ends:
-        yield _told(end)
-    for part in report.unseen:
-        yield Wrapped(f"not seen: {one_line(part, None)}", _INDENT)
     if report.options_line:
         yield "a line for the batch script, above its first command:"
         yield Wrapped(report.options_line, "#SBATCH ")  # as sbatch reads more than one
     counts = (f"{len(report.of(level))} {level.value}" for level in Level)
-    yield Wrapped(f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}", _INDENT)
+    more = "" if verbose else "; --verbose lists all"
+    yield Wrapped(f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}{more}", _INDENT)
 
 
 def _told(text: str) -> RenderableType:

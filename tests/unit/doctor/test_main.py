@@ -34,15 +34,18 @@ def shown(*, verbose: bool, width: int = 0) -> str:
 
 
 def test_a_person_sees_what_is_wrong_and_why() -> None:
-    lines = shown(verbose=False).splitlines()
+    head, *lines = shown(verbose=False).splitlines()
+    assert head == "not seen: the job: give one"
+    lines = lines[-4:]
     assert lines[0].startswith(
         "    BAD  nccl.interfaces: NCCL_SOCKET_IFNAME is ib0 BAD nothing, and this node has"
     )
     assert "\x1b" not in "".join(lines)
     assert lines[1].startswith("           why: ")
     assert lines[2].startswith("           fix: ")
-    assert lines[-2] == "not seen: the job: give one"
     assert lines[-1].startswith(f"n1: {len(RULES)} rules, 1 bad, 2 note")
+    assert lines[-1].endswith(" unknown; --verbose lists all")
+    lines = shown(verbose=False).splitlines()
     assert not any("good  " in line or "source:" in line for line in lines)
 
 
@@ -84,7 +87,7 @@ def test_a_bad_script_is_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "BAD  job.no_kill" in capsys.readouterr().out
     script.write_text("#!/bin/sh\n#SBATCH --no-kill --signal=B:USR1@120\n")
     assert main(["doctor", str(script)]) == 1
-    first, _, fix, *_ = capsys.readouterr().out.splitlines()
+    *_, first, _, fix, _ = capsys.readouterr().out.splitlines()
     assert first == "    BAD  job.unprotected: the script does not call srobust run"
     assert fix.endswith("write instead: exec srobust run train.py")
     (tmp_path / "train.py").touch()
@@ -107,7 +110,7 @@ srun --label torchrun --nproc_per_node 8 train.py --lr 1
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_findings_have_the_lines_of_the_script_and_end_with_one_to_paste(
+def test_findings_have_the_lines_of_the_script_and_end_with_the_worst_and_a_line_to_paste(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.sbatch"
@@ -115,18 +118,18 @@ def test_findings_have_the_lines_of_the_script_and_end_with_one_to_paste(
     assert main(["doctor", str(script)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in lines if line.startswith(("    BAD", "   note"))] == [
+        "note  line 5, nccl.error_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING is 0",
+        "note  line 6, cuda.launch_blocking: CUDA_LAUNCH_BLOCKING is 1",
+        "note  line 7, job.working_folder: the script changes to it: cd /tmp/work",
+        "note  line 4, job.local_output: --output=/tmp/x-%j.out",
+        "BAD  job.signal: the job does not ask for --signal",
+        "BAD  job.no_kill: the job does not ask for --no-kill",
+        "BAD  line 3, job.misspelt_option: unknown option --partion; did you mean --partition?",
         "BAD  line 9, job.unprotected: the script does not call srobust run: "
         "it starts srun --label torchrun --nproc_per_node 8 train.py --lr 1",
-        "BAD  line 3, job.misspelt_option: unknown option --partion; did you mean --partition?",
-        "BAD  job.no_kill: the job does not ask for --no-kill",
-        "BAD  job.signal: the job does not ask for --signal",
-        "note  line 4, job.local_output: --output=/tmp/x-%j.out",
-        "note  line 7, job.working_folder: the script changes to it: cd /tmp/work",
-        "note  line 6, cuda.launch_blocking: CUDA_LAUNCH_BLOCKING is 1",
-        "note  line 5, nccl.error_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING is 0",
     ]
-    assert lines[2].strip() == "fix: write instead: exec srobust run --nproc-per-node 8 train.py --lr 1"
-    assert lines[5].strip() == "fix: write --partition"
+    assert lines[-4].strip() == "fix: write instead: exec srobust run --nproc-per-node 8 train.py --lr 1"
+    assert lines[-7].strip() == "fix: write --partition"
     assert lines[-2] == "#SBATCH --no-kill --signal=B:USR1@120"
 
 
