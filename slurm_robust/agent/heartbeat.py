@@ -141,6 +141,8 @@ class HeartbeatState:
             outside=self._outside[1],
             told=tuple(text for _, text in self._told),
             undrilled={drill: why for drill, (_, why) in self._undrilled.items()},
+            unkept=news.unkept,
+            unkept_peers=news.unkept_peers,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

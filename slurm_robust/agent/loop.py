@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -62,7 +63,7 @@ from slurm_robust.agent.stimuli import (
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.model.nodefolders import REHEARSAL
+from slurm_robust.model.nodefolders import REHEARSAL, SHARED_MEMORY
 from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.model.standby import RehearsalState
 from slurm_robust.slurm.process import lacking_commands
@@ -185,6 +186,7 @@ class Agent:
         self._stacks: Answering[StacksTaken] = Answering("stacks")
         self._probes: Answering[NodesProbed] = Answering("probes", keep=MAX_PROBES)
         self._steps = StepWatch()
+        self._is_unkept = False  # as the job's log was told
         self._code = CodeCopies(spec, setup.job, setup.node)
         self._rehearsals = Rehearsals(
             spec, setup.job, setup.node, runtime.path / REHEARSAL, copy_code=self._code.private
@@ -567,11 +569,13 @@ class Agent:
             self._heartbeat_wanted = True  # as soon as there is a connection
             return
         progress, seen = self._steps.read(now), self._inspection
+        news = self._copies.news(progress, self._steps.keepless)
+        self._tell_room(news.unkept)
         heartbeat = self._book.make(
             self._state,
             progress,
             now,
-            self._copies.news(),
+            news,
             seen.alerts(now),
             seen.traffic,
             self._deaths.still_s(self._state.killed, now),
@@ -581,6 +585,19 @@ class Agent:
             self._steps.snapshots,
         )
         self._heartbeat_wanted = not self._socket.send(heartbeat)
+
+    def _tell_room(self, unkept: str) -> None:
+        """Say in the job's log that this node's memory has no room for snapshots, or has it again."""
+        node = self._setup.node
+        if unkept and not self._is_unkept:
+            self._is_unkept = True
+            self._book.tell(
+                f"{node} has no room in memory for snapshots ({unkept}): until it has, a fault goes back to "
+                "the newest checkpoint on storage; fix: remove what fills its memory (ls -lS /dev/shm)"
+            )
+        elif self._is_unkept and self._steps.all_keep:
+            self._is_unkept = False
+            self._book.tell(f"{node} has room in memory for snapshots again")
 
     # -- the state machine -------------------------------------------------------------------------
 
@@ -692,8 +709,10 @@ class Agent:
             )
         except OSError as error:
             reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
+            full = str(SHARED_MEMORY) if error.errno == errno.ENOSPC else ""
             for rank in launch.ranks:
-                self._take(SpawnFailed(generation=launch.generation, rank=rank, reason=reason))
+                failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason, full=full)
+                self._take(failed)
             return
         if launch.slot == 0 and (short := file_shortage(launch.world_size, "ranks at rank 0's store")):
             self._book.note(short)
@@ -732,7 +751,7 @@ class Agent:
         if step > self._copies.flush_over:  # else an order that was repeated before its effect was reported
             self._flush = step
             self._steps.ask_flush(step)
-            self._copies.ask_flush(step)
+            self._copies.ask_flush(step, self._steps.keepless)
 
     def _renew_port(self) -> None:
         try:

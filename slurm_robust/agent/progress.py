@@ -103,6 +103,16 @@ class StepWatch:
         except RecordError:
             return None
 
+    @property
+    def keepless(self) -> frozenset[int]:
+        """The ranks that have no room in memory for snapshots: they write to storage themselves."""
+        return frozenset(record.rank for record in self._records if record.buffers == 0)
+
+    @property
+    def all_keep(self) -> bool:
+        """Whether every rank is known to have room in memory for snapshots."""
+        return bool(self._records) and all(record.buffers for record in self._records)
+
     def has_news(self, now: float) -> bool:
         """Return whether a rank has, since the last call, done what the controller waits for.
 

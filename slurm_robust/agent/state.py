@@ -70,9 +70,9 @@ class Worker:
     ended: float = 0.0  # monotonic seconds, when there is an exit
     exit: WorkerExit | None = None
 
-    def bury_unstarted(self, reason: str, now: float) -> None:
-        """Record that it could not be started."""
-        error = WorkerError(type="LaunchError", message=reason)
+    def bury_unstarted(self, reason: str, now: float, full: str = "") -> None:
+        """Record that it could not be started; ``full``: as in :class:`.spawning.SpawnFailed`."""
+        error = WorkerError(type="LaunchError", message=reason, full=full)
         self.ended, self.exit = now, WorkerExit(rank=self.rank, code=1, error=error)
 
 
@@ -443,7 +443,7 @@ class AgentState:
         worker = self.workers.get(failed.rank)
         if worker is None or failed.generation != self.generation:
             return []
-        worker.bury_unstarted(failed.reason, now)
+        worker.bury_unstarted(failed.reason, now, failed.full)
         return [*self._if_all_started(now), *self._if_all_ended(now), SendHeartbeat()]
 
     def _on_exited(self, exited: Exited, now: float) -> list[Instruction]:

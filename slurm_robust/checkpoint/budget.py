@@ -1,7 +1,8 @@
 """How many snapshots fit into a node's memory: :func:`plan` decides, :func:`gather` reads the limits.
 
 All ranks of a node share its memory, so each plans for all of them from the same numbers. What the job's own
-buffers occupy already counts as free, because that is what they are for.
+buffers occupy already counts as free, because that is what they are for, and it stays theirs when others have
+taken the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from slurm_robust.util import numa
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.numa import HostMemory
 from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups
+from slurm_robust.util.text import size_text
 
 NODE = "the node"
 """How the name of the limit begins that is all of the host's memory (:mod:`slurm_robust.util.numa`)."""
@@ -34,7 +36,8 @@ _MEANING = {
     (2, 1): "the same, and a peer that dies while it receives has no older copy",
     (2, 0): "the loss of a node costs a restore from storage",
     (1, 0): "a rank that is killed while it writes its snapshot costs a restore from storage",
-    (0, 0): "every checkpoint goes to storage while training waits",
+    (0, 0): "a fault goes back to the newest checkpoint on storage, for which training waits until the ranks "
+    "of this node have written it",
 }
 
 
@@ -42,8 +45,13 @@ class Room(Record):
     """One limit on memory."""
 
     name: str  # for people
-    total: int  # bytes, and so is ``free``
+    total: int  # bytes, and so are the others
     free: int
+    ours: int = 0  # of ``free``, what the job's own buffers hold already
+
+    def describe(self) -> str:
+        """Return ``the file system of /dev/shm has 3.1 MB free of 2.1 GB``."""
+        return f"{self.name} has {size_text(self.free)} free of {size_text(self.total)}"
 
 
 class MemoryPlan(Record):
@@ -52,6 +60,7 @@ class MemoryPlan(Record):
     own_buffers: int  # of each part of its own ranks
     peer_buffers: int  # of each part of a peer's ranks
     reason: str = ""  # why it is not the best plan, "" if it is
+    short: str = ""  # what has too little room for a better one: ``the node has 3.1 MB free of 2.1 GB``
 
 
 def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ...]) -> MemoryPlan:
@@ -64,18 +73,19 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
     def need(rung: tuple[int, int]) -> int:
         return buffer_bytes(*rung, own=own, shared=shared, ranks=ranks)
 
-    tightest = min(rooms, key=_usable)
-    chosen = next(rung for rung in ladder if not rung[0] or need(rung) <= _usable(tightest))
+    tightest = min(rooms, key=usable)
+    chosen = next(rung for rung in ladder if not rung[0] or need(rung) <= usable(tightest))
     reason = ""
     if chosen != ladder[0]:
         better = ladder[ladder.index(chosen) - 1]
         reason = (
-            f"{_format_rung(ladder[0])} need {_gb(need(ladder[0]))}, and {tightest.name} has "
-            f"{_gb(tightest.free)} free of {_gb(tightest.total)} (a tenth of which is left alone). "
-            f"Instead: {_format_rung(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. "
-            f"{_advice([room for room in rooms if _usable(room) < need(better)])}"
+            f"{_format_rung(ladder[0])} need {size_text(need(ladder[0]))}, and {tightest.describe()} "
+            f"(a tenth of which is left alone). Instead: {_format_rung(chosen)}{_needs(need(chosen))}; "
+            f"{_meaning(chosen, nodes)}. "
+            f"{_advice([room for room in rooms if usable(room) < need(better)])}"
         )
-    return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
+    short = tightest.describe() if reason else ""
+    return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason, short=short)
 
 
 def buffer_bytes(own_buffers: int, peer_buffers: int, *, own: int, shared: int, ranks: int) -> int:
@@ -90,8 +100,12 @@ def gather(
 
     Raises ``OSError`` if ``copies`` is not there.
     """
-    ours = sum(path.lstat().st_blocks * 512 for path in copies.iterdir())
-    return limits(copies.parent, ours, proc, cgroups, nodes)
+    return limits(copies.parent, held(copies.iterdir()), proc, cgroups, nodes)
+
+
+def held(files: Iterable[Path]) -> int:
+    """Return how many bytes of memory these files take. Raises ``OSError``."""
+    return sum(path.lstat().st_blocks * 512 for path in files)
 
 
 def limits(
@@ -106,12 +120,14 @@ def limits(
         name=f"the file system of {folder}",
         total=system.f_blocks * system.f_frsize,
         free=system.f_bavail * system.f_frsize + ours,
+        ours=ours,
     )
     host = numa.read_memory(proc, nodes)
     if host is None:
         return (room, *_cgroup_rooms(proc, cgroups, ours))
-    but = f" (but {_gb(host.elsewhere)} at NUMA nodes without CPUs)" if host.elsewhere else ""
-    node = Room(name=f"{NODE}{but}", total=host.total, free=min(host.available + ours, host.total))
+    but = f" (but {size_text(host.elsewhere)} at NUMA nodes without CPUs)" if host.elsewhere else ""
+    free = min(host.available + ours, host.total)
+    node = Room(name=f"{NODE}{but}", total=host.total, free=free, ours=ours)
     return (of_host(room, host), node, *_cgroup_rooms(proc, cgroups, ours))
 
 
@@ -127,7 +143,7 @@ def of_host(room: Room, host: HostMemory) -> Room:
     beyond = room.total - host.total // 2
     if not host.elsewhere or beyond <= 0 or abs(2 * room.total - whole) > _HALF * whole:
         return room
-    return Room(name=room.name, total=room.total - beyond, free=max(0, room.free - beyond))
+    return Room(name=room.name, total=room.total - beyond, free=max(0, room.free - beyond), ours=room.ours)
 
 
 def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:
@@ -144,7 +160,7 @@ def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
         # Of the buffers only those count as used that were charged to this cgroup; a job that was requeued
         # finds some that are charged to its earlier run.
         charged = min(ours, group.stat("shmem"))
-        yield Room(name=f"{_CGROUP} {group.folder}", total=limit, free=free + charged)
+        yield Room(name=f"{_CGROUP} {group.folder}", total=limit, free=free + charged, ours=charged)
 
 
 def _advice(short: Iterable[Room]) -> str:
@@ -158,8 +174,9 @@ def _remedy(room: Room) -> str:
     return "the job more memory (--mem)" if room.name.startswith(_CGROUP) else "the node a larger /dev/shm"
 
 
-def _usable(room: Room) -> float:
-    return room.free - RESERVE * room.total
+def usable(room: Room) -> float:
+    """Return how many bytes of it snapshots may take."""
+    return max(0.0, room.free - RESERVE * room.total, room.ours)
 
 
 def _format_rung(rung: tuple[int, int]) -> str:
@@ -171,12 +188,8 @@ def _format_rung(rung: tuple[int, int]) -> str:
 
 
 def _needs(size: int) -> str:
-    return f" ({_gb(size)})" if size else ""
+    return f" ({size_text(size)})" if size else ""
 
 
 def _meaning(rung: tuple[int, int], nodes: int) -> str:
     return _MEANING[rung if nodes > 1 or rung[0] < 2 else (rung[0], 2)]
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"

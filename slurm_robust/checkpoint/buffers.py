@@ -10,6 +10,7 @@ that all have, own or peer.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,12 +164,11 @@ class RankBuffers:
         gather: Callable[[Path], tuple[budget.Room, ...]],
         on_map: OnMap,
     ) -> None:
-        self.active = True  # False if there is no memory for any
+        self.number = 1  # snapshots of each part for which there is memory; 1 as long as that is not known
         self._folder = folder
         self._place = place
         self._gather = gather
         self._on_map = on_map
-        self._cap = 0  # buffers of each part that may be used
         self._planned = (0, 0)
         self._parts: list[_Part] = []
         for rank in (place.header.rank, SHARED) if place.first_on_node else (place.header.rank,):
@@ -203,13 +203,19 @@ class RankBuffers:
                 part.nbytes = image_bytes(part.specs, tree)
         return changed and not first
 
+    @property
+    def active(self) -> bool:
+        """Whether there is memory for any, by what is known."""
+        return self.number > 0
+
     def make_room(self, snapshot: Snapshot) -> str:
-        """Plan for the state when it has become larger; why there are fewer buffers than it takes, if so.
+        """Plan for the state when it has become larger, or there was no memory for it; why there are fewer
+        buffers than it takes, if so.
 
         Raises :class:`NotWritten`.
         """
         own, *others = (part.nbytes for part in self._parts)
-        if own <= self._planned[0] and sum(others) <= self._planned[1]:
+        if self.active and own <= self._planned[0] and sum(others) <= self._planned[1]:
             return ""
         shared = sum(tensor.nbytes for tensor in flatten(snapshot.shared)[1])
         return self._plan(own, max([shared, *others]))
@@ -288,7 +294,16 @@ class RankBuffers:
         except BufferInUse:
             pass  # another process reads it meanwhile: take the next buffer
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._make_do(part, number)
             raise self._not_written(part, number, error) from error
+
+    def _make_do(self, part: _Part, number: int) -> None:
+        """Go on with the buffers that are there: others have taken the memory for one more."""
+        buffer = part.buffers.pop(number)
+        buffer.close()
+        buffer.path.unlink(missing_ok=True)
+        self.number = min(len(part.buffers), self.number)
 
     def _plan(self, own: int, shared: int) -> str:
         place = self._place
@@ -297,23 +312,32 @@ class RankBuffers:
             plan = budget.plan(
                 own=own, shared=shared, ranks=place.ranks_on_node, nodes=place.nodes, rooms=rooms
             )
-            self.active, self._cap = plan.own_buffers > 0, plan.own_buffers
+            self.number = plan.own_buffers
             for part in self._parts if self.active else ():  # the memory of those beyond is given back
-                surplus = max(0, len(part.buffers) - self._cap)
+                surplus = max(0, len(part.buffers) - self.number)
                 for number in [n for n in self._order(part, 1, -1) if n in part.buffers][:surplus]:
                     buffer = part.buffers.pop(number)
                     buffer.close()
                     buffer.path.unlink(missing_ok=True)
-            budget.write_plan(self._folder.path, place.header.rank, plan)
+            self._tell(plan)
         except OSError as error:
+            self.number = 0
             raise NotWritten(f"{self._folder.path}: {error.strerror}") from error
         self._planned = own, shared
         return plan.reason
 
+    def _tell(self, plan: budget.MemoryPlan) -> None:
+        """Leave the plan for the agent, if there is room for that much."""
+        try:
+            budget.write_plan(self._folder.path, self._place.header.rank, plan)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
     def _order(self, part: _Part, stride: int, flush: int) -> list[int]:
         return refill_order(
             {number: buffer.checkpoint for number, buffer in part.buffers.items()},
-            cap=self._cap,
+            cap=self.number,
             generation=part.header.generation,
             restored=self._place.restored,
             stride=max(1, stride),

@@ -288,6 +288,11 @@ class Snapshotter:
         return self._buffers.active
 
     @property
+    def buffers(self) -> int:
+        """For how many snapshots there is memory, by what is known."""
+        return self._buffers.number
+
+    @property
     def newest(self) -> int:
         """The step of the newest snapshot if that is whole, as it is after :meth:`settle`; else -1."""
         return self._last.step if self._last is not None else -1
@@ -315,8 +320,8 @@ class Snapshotter:
     def take(self, step: int, training: Training, *, stride: int = 1, flush: int = -1) -> None:
         """Copy the state of ``training``.
 
-        ``stride`` and ``flush`` say which earlier snapshots are still wanted. Does nothing if not
-        :attr:`active`. Raises :class:`NotWritten` when this one is skipped, and
+        ``stride`` and ``flush`` say which earlier snapshots are still wanted. If not :attr:`active`, it looks
+        whether there is memory now. Raises :class:`NotWritten` when this one is skipped, and
         :class:`~slurm_robust.checkpoint.errors.UnsupportedState`.
         """
         begun = time.perf_counter()
@@ -418,9 +423,13 @@ class Snapshotter:
                 wrong, pending = pending, None
                 self._abandon(wrong)
             if pending is None:
+                was_active = self.active
                 self._tell_limit(self._buffers.make_room(snapshot))
                 if not self.active:
                     return
+                if not was_active:
+                    self._warned.discard("memory")
+                    _log.warning("there is memory again: snapshots are taken from step %d on", wanted.step)
                 self._pinned.device = next((e.device for e in (*early, *late.entries) if e.on_gpu), None)
                 pending = self._begin(wanted, contents.values, contents.trees, late, timing)
             if pending is None:

@@ -35,6 +35,7 @@ from slurm_robust.model.live_status import (
     LiveStatus,
     LiveTier,
     NodeState,
+    newest_whole,
 )
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
@@ -45,8 +46,8 @@ from slurm_robust.wire.messages import Heartbeat, Phase
 NODES_AT_ONCE = 256
 """One live status looks at the copies of so many nodes, the next at others: each node has forty and more."""
 
-_Copies: TypeAlias = Mapping[Tier, Mapping[int, int]]
-"""By tier and rank the newest copy, as a number."""
+_Copies: TypeAlias = Mapping[Tier, Mapping[int, frozenset[int]]]
+"""By tier and rank the copies, as numbers."""
 
 _NO_COPIES: _Copies = {}
 _WINDOW = 8  # live statuses from which seconds per step are measured
@@ -166,6 +167,7 @@ class LiveStatusMaker:
         self._copies: dict[str, _Copies] = {}
         self._turn = 0  # the slot whose copies are looked at next
         self._incident = IncidentFollower()
+        self._kept: tuple[CheckpointId | None, float] = None, 0.0  # the newest that is whole, since when
         self._ettr: tuple[float, float, float] | None = None
         self._tally = Tally()
         self._classes: dict[TimeClass, int] = {}
@@ -184,11 +186,14 @@ class LiveStatusMaker:
         state, mono = seen.state, seen.now.mono
         if self._generation != state.world.generation:
             self._generation, self._job, self._nodes = state.world.generation, _StepTimes(), {}
+            self._kept = None, mono
         copies = self._look_at_copies(seen)
         own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.world.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
         ettr, ettr_hour, at = self._ettr or (None, None, mono)
         known = of_state(state, seen.now.wall)
+        tiers = tuple(_tiers(own, seen))
+        beats = {one.node: one.heartbeat for one in own if one.heartbeat is not None}
         update = known.update
         if update is not None and not update.tried:
             update = structs.replace(update, doing=one_line(seen.trial, MAX_TEXT))
@@ -205,7 +210,13 @@ class LiveStatusMaker:
             hang_s=_finite(seen.hang_s) if seen.stage == "running" else None,
             nodes=(*slots, *_without_slot(seen)),
             incident=self._incident.at(state, seen.now.wall),
-            tiers=tuple(_tiers(own, seen)),
+            tiers=tiers,
+            unkept={node: one_line(b.unkept, MAX_TEXT) for node, b in beats.items() if b.unkept},
+            unkept_peers={
+                node: one_line(b.unkept_peers, MAX_TEXT) for node, b in beats.items() if b.unkept_peers
+            },
+            kept_age_s=self._kept_age_s(tiers, mono) if seen.stage == "running" else None,
+            kept_every_s=max((b.snapshots.apart_s for b in beats.values() if b.snapshots), default=None),
             ettr=ettr,
             ettr_hour=ettr_hour,
             ettr_age_s=mono - at if self._ettr else None,
@@ -242,6 +253,12 @@ class LiveStatusMaker:
             grad_norm=_finite(last.grad_norm),
             non_finite=any(one.non_finite for one in own),
         )
+
+    def _kept_age_s(self, tiers: Sequence[LiveTier], mono: float) -> float:
+        newest = newest_whole(tiers)
+        if newest != self._kept[0]:
+            self._kept = newest, mono
+        return mono - self._kept[1]
 
     def _look_at_copies(self, seen: Picture) -> Mapping[str, _Copies]:
         """Look at the copies on nodes with slots, anew on :data:`NODES_AT_ONCE` of them."""
@@ -355,29 +372,45 @@ class _Own:
     def newest_step(self, tier: Tier) -> int:
         """Return the newest step that the copies of all ranks in ``tier`` have reached here; -1 for none."""
         ranks = self.copies.get(tier)
-        return min(ranks.values()) % _GENERATION if ranks else -1
+        return min(map(max, ranks.values())) % _GENERATION if ranks else -1
 
 
 def _newest(copies: Sequence[Copy]) -> _Copies:
-    found: dict[Tier, dict[int, int]] = {}
-    tier, ranks = None, dict[int, int]()
+    found: dict[Tier, dict[int, set[int]]] = {}
+    tier, ranks = None, dict[int, set[int]]()
     for copy in copies:
         if copy.tier is not tier:
             tier = copy.tier
             ranks = found.setdefault(tier, {})
-        rank, number = copy.rank, copy.generation * _GENERATION + copy.step
-        if number > ranks.get(rank, -1) and rank != SHARED:
-            ranks[rank] = number
-    return found
+        if copy.rank != SHARED:
+            ranks.setdefault(copy.rank, set()).add(copy.generation * _GENERATION + copy.step)
+    return {tier: {rank: frozenset(its) for rank, its in ranks.items()} for tier, ranks in found.items()}
+
+
+def _whole(held: Mapping[int, frozenset[int]], *, moves: bool) -> int:
+    """Return the newest copy that all ranks have, as a number, -1 for none; ``held``: copies by rank.
+
+    ``moves``: all ranks take snapshots. Heartbeats are of different ages, so what the last of them has
+    reached is whole on all of them, unless it is of an earlier generation.
+    """
+    reached = [max(its) for its in held.values()]
+    if moves and len({number // _GENERATION for number in reached}) == 1:
+        return min(reached)
+    return max(frozenset.intersection(*held.values()), default=-1)
 
 
 def _tiers(own: Sequence[_Own], seen: Picture) -> Iterator[LiveTier]:
     world, state = seen.state.world.placement.world_size, seen.state
     for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL):
-        held = [ranks for one in own if (ranks := one.copies.get(tier))]
-        if len(set[int]().union(*held)) >= world > 0:
-            newest = min(number for ranks in held for number in ranks.values())
-            yield LiveTier(tier=tier, step=newest % _GENERATION, generation=newest // _GENERATION)
+        held: dict[int, frozenset[int]] = {}
+        for one in own:
+            for rank, its in one.copies.get(tier, {}).items():
+                held[rank] = its | held.get(rank, frozenset())
+        if len(held) >= world > 0:
+            moves = not any(one.heartbeat is not None and one.heartbeat.unkept for one in own)
+            newest = _whole(held, moves=moves)
+            if newest >= 0:
+                yield LiveTier(tier=tier, step=newest % _GENERATION, generation=newest // _GENERATION)
     stored = [ref for ref, tier in seen.listed.items() if tier is Tier.STORAGE]
     if state.world.stored is not None:
         stored.append(CheckpointId(step=state.world.stored.step, generation=state.world.stored.generation))

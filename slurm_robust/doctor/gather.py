@@ -23,7 +23,7 @@ from slurm_robust.doctor.launchers import RunLine
 from slurm_robust.doctor.shape import shape_of
 from slurm_robust.hooks.times import HookTimes, read_times
 from slurm_robust.kernel.host import Host
-from slurm_robust.model.nodefolders import SHARED_MEMORY
+from slurm_robust.model.nodefolders import COPIES, SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.checks import clock
 from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
@@ -246,7 +246,9 @@ def addresses_of(name: str) -> tuple[str, ...]:
 def node_of(host: Host, name: str) -> NodeFacts:
     """Return this node, from inside a job's step; ``name`` as Slurm calls it."""
     try:
-        rooms = budget.limits(SHARED_MEMORY)
+        # What jobs of this user keep there already is what they have room for.
+        ours = budget.held(SHARED_MEMORY.glob(f"{folder_name('*', COPIES)}/*"))
+        rooms = budget.limits(SHARED_MEMORY, ours)
     except OSError:
         rooms = ()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

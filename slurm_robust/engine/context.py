@@ -122,6 +122,16 @@ class Context:
         found = self.fleet.spent(self.world.slots, self.world.generation, now.mono)
         return {name: round(seconds, 3) for name, seconds in found.items() if seconds >= 0.0005}
 
+    @property
+    def unkept(self) -> dict[str, str]:
+        """Nodes of the running generation whose memory has no room for snapshots of some rank, with why."""
+        heartbeats = self.fleet.heartbeats(self.world.slots)
+        return {
+            node: heartbeat.unkept
+            for node, heartbeat in heartbeats.items()
+            if heartbeat.unkept and heartbeat.generation == self.world.generation
+        }
+
     def exits(self, now: Now) -> tuple[NodeExit, ...]:
         """Return the workers of this generation that have ended."""
         return tuple(self.fleet.exits(self.world.slots, self.world.generation, now.mono))

@@ -30,7 +30,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
-from slurm_robust.model.live_status import LiveTier, NotALiveStatus, read
+from slurm_robust.model.live_status import LiveTier, NotALiveStatus, newest_whole, read
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
@@ -321,7 +321,7 @@ def render(listing: CheckpointListing) -> RenderableType:
         where = " or on the local disk" if listing.local else ""
         text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
         return Text(one_line(f"{text}{aside}"))
-    newest = _newest(listing.together)
+    newest = newest_whole(listing.together)
     chosen = str(newest) if newest is not None else listing.restored
     table = plain_table("step", "gen", "storage", "here", "journal", right=("step", "gen"))
     for column in table.columns[:3]:
@@ -368,7 +368,7 @@ def _alone(listing: CheckpointListing) -> str:
 
 def _together(listing: CheckpointListing) -> str:
     """Return what all nodes could restore, as the controller saw it."""
-    if (newest := _newest(listing.together)) is None:
+    if (newest := newest_whole(listing.together)) is None:
         if listing.how:
             return ""
         return "What the other nodes have is not known here: no controller of this job has written it down."
@@ -385,10 +385,6 @@ _PLACES = {
     Tier.LOCAL: "local disks",
     Tier.STORAGE: "storage",
 }
-
-
-def _newest(tiers: Iterable[LiveTier]) -> CheckpointId | None:
-    return max((CheckpointId(step=tier.step, generation=tier.generation) for tier in tiers), default=None)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

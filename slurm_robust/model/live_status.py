@@ -8,13 +8,14 @@ go by the journal then, and say so. Ages are in seconds at :attr:`LiveStatus.t`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 from msgspec import structs
 
-from slurm_robust.model.copies import Tier
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.totals import JobTotals
 from slurm_robust.util.files import read_regular
@@ -250,6 +251,14 @@ class LiveStatus(Record, kw_only=True):
     """How many were requested so far."""
     tiers: tuple[LiveTier, ...] = ()
     """Nearest first; tiers that hold nothing whole are left out."""
+    unkept: dict[str, str] = {}
+    """Nodes whose memory has no room for snapshots of their own ranks, with what is there."""
+    unkept_peers: dict[str, str] = {}
+    """Nodes whose memory has no room for copies of other nodes, likewise."""
+    kept_age_s: float | None = None
+    """Since the newest step that is whole in some tier became that, while training runs."""
+    kept_every_s: float | None = None
+    """Seconds that training computes from one snapshot in memory to the next; None if that is not known."""
     ettr: float | None = None
     """Since the job's first start."""
     ettr_hour: float | None = None
@@ -276,6 +285,11 @@ class LiveStatus(Record, kw_only=True):
     """The controller has ended in order; the job may be requeued."""
     code: int | None = None
     """The exit code with which the job ends for good."""
+
+
+def newest_whole(tiers: Iterable[LiveTier]) -> CheckpointId | None:
+    """Return the newest checkpoint that is whole in one of ``tiers``."""
+    return max((CheckpointId(step=tier.step, generation=tier.generation) for tier in tiers), default=None)
 
 
 class NotALiveStatus(ValueError):

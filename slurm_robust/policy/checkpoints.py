@@ -85,13 +85,33 @@ def agreed_step(newest: int, seconds_per_step: float, lead_s: float = LEAD_S) ->
     return newest + max(2, lead)
 
 
-def step_to_store(newest: int, agreed: int, stored_s: float, rules: Rules) -> int | None:
-    """Return the step that goes to storage next, None while none is due.
+UNKEPT_EVERY_S = 10.0
+"""While a node keeps no snapshots in memory, storage gets a checkpoint no more often than this."""
 
-    ``newest`` and ``agreed``: as in :func:`agreed_step`; ``stored_s``: seconds since one last went there.
+
+def unkept_every_s(blocked_s: float, rules: Rules) -> float:
+    """Return after how many seconds a checkpoint goes to storage while nothing else is whole.
+
+    Some rank has no room for snapshots in memory, so only what all ranks put on storage can be restored. That
+    rank writes while training waits, for ``blocked_s`` each time (0: not known yet), which may take no larger
+    share of the time than snapshots.
     """
     config = rules.config.checkpoint
-    if stored_s >= config.every_s:
+    share = config.max_blocked_share
+    least_s = (
+        UNKEPT_EVERY_S if share is None else max(UNKEPT_EVERY_S, blocked_s / share if share else math.inf)
+    )
+    return min(config.every_s, least_s)
+
+
+def step_to_store(newest: int, agreed: int, stored_s: float, rules: Rules, every_s: float) -> int | None:
+    """Return the step that goes to storage next, None while none is due.
+
+    ``newest`` and ``agreed``: as in :func:`agreed_step`; ``stored_s``: seconds since one last went there;
+    ``every_s``: after how many one is due.
+    """
+    config = rules.config.checkpoint
+    if stored_s >= every_s:
         return agreed
     if config.every_steps is None:
         return None

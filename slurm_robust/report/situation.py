@@ -11,7 +11,7 @@ from enum import Enum
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.live_status import LiveStatus, LiveTier, NodeState
+from slurm_robust.model.live_status import LiveStatus, LiveTier, NodeState, newest_whole
 from slurm_robust.model.record import Record
 from slurm_robust.policy.leaving import cancelled
 from slurm_robust.trainings.jobs import ChapterState
@@ -22,6 +22,11 @@ from slurm_robust.util.text import clock, count, duration, first_sentence
 
 LATE_FACTOR = 3.0
 """A step that takes this many times as long as usual is late."""
+
+STILL_S, STILL_FACTOR = 60.0, 5.0
+"""A newest whole checkpoint that stays the same for longer than this, and than so many
+snapshots take, is wrong.
+"""
 
 LATE_S = 5.0
 """No step is late before: heartbeats and the live status are seconds old themselves."""
@@ -280,7 +285,8 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
         return JobSituation(wrong=tuple(wrong), grave=True, doing=doing, advice=report)
     if live.non_finite:
         wrong.append("loss or gradient norm is NaN or infinite")
-    advice: NextMove | None = None
+    wrong += _unkept(live)
+    advice = _make_room(seen.job_id, [*live.unkept, *live.unkept_peers])
     if late := late_text(live, seen.phases):
         wrong.append(late)
         advice = NextMove(
@@ -294,6 +300,38 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
 def _stage(seen: Seen, live: LiveStatus) -> str:
     """Return what the controller does, unless the journal is further: a step has ended the start."""
     return "" if seen.phase == "training" and live.stage in ("gathering", "launching") else stage_text(live)
+
+
+def _unkept(live: LiveStatus) -> Iterator[str]:
+    """Yield what a fault would cost more than steps since the newest snapshot, and why."""
+    newest = newest_whole(live.tiers)
+    if live.unkept and live.step >= 0:
+        why = f"{fold(live.unkept)} has no room in memory for snapshots ({next(iter(live.unkept.values()))})"
+        if newest is None:
+            yield f"no checkpoint is whole, so a fault repeats all steps: {why}"
+        else:
+            yield f"{why}: a fault goes back to step {newest.step}, the newest that is whole"
+    elif live.unkept_peers:
+        why = f"({next(iter(live.unkept_peers.values()))})"
+        yield (
+            f"{fold(live.unkept_peers)} has no room in memory for copies of other nodes {why}: the loss of "
+            "such a node goes back to the newest checkpoint on storage"
+        )
+    age_s, every_s = live.kept_age_s, live.kept_every_s
+    if live.unkept or age_s is None or every_s is None or newest is None or live.step <= newest.step:
+        return
+    if age_s > max(STILL_S, STILL_FACTOR * every_s):
+        yield f"step {newest.step} has been the newest whole checkpoint for {duration(age_s)}"
+
+
+def _make_room(job_id: int, nodes: Sequence[str]) -> NextMove | None:
+    if not nodes:
+        return None
+    return NextMove(
+        text="remove what fills the memory of that node; snapshots come back with the next checkpoint on "
+        "storage. This lists the files",
+        command=f"srun --jobid {job_id} --overlap -N1 -n1 -w {nodes[0]} ls -lS /dev/shm",
+    )
 
 
 def _has_live_ranks(live: LiveStatus) -> bool:

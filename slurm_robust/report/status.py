@@ -478,7 +478,8 @@ def render(status: Status) -> RenderableType:
     if status.stored is not None and (often := status.interval) is not None:
         stored = f"one every {often.every_s:.0f} s or less often, with an incident every "
         stored += f"{often.mtbf_s:.0f} s so far"
-    if status.local_stride > 1 and status.phase in WORKING and not found.grave:
+    is_kept = status.live is None or not status.live.unkept
+    if status.local_stride > 1 and status.phase in WORKING and not found.grave and is_kept:
         local, times = status.local_stride, status.snapshots
         multiple = times.taken_of(local) if times is not None else local
         snapshots = f"of steps that are multiples of {multiple} only"

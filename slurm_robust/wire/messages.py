@@ -107,6 +107,8 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     ] = ()  # code that rank 0 has read from its place and not from the release; until an Ack
     told: tuple[str, ...] = ()  # notes for the job's log, too; until an Ack
     undrilled: dict[int, str] = {}  # drills that could not be done here, each with the reason; until an Ack
+    unkept: str = ""  # why some rank keeps no snapshots in this node's memory, if there is no room for any
+    unkept_peers: str = ""  # why this node's memory takes no copies of other nodes' ranks, likewise
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):

@@ -181,6 +181,7 @@ class ManagedRun:
 
     def save(self, step: int, training: Training) -> None:
         """Take a snapshot in memory, and write this rank's part to storage if the controller asks for it."""
+        stores = self._due_on_storage(step)
         try:
             if self._due_in_memory(step):
                 if self._memory is None:
@@ -189,10 +190,11 @@ class ManagedRun:
                     self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
                 finally:
                     self._is_unaccounted = True
+                    self._record.show_buffers(self._memory.buffers)
                     self._show_times(self._memory)
         finally:
-            # Asked again: the first snapshot may have found that there is no memory for any.
-            if self._due_on_storage(step):
+            # Asked again: the snapshot may have found that there is no memory for any.
+            if stores or self._due_on_storage(step):
                 with phases.announced(self._record, CHECKPOINT):
                     snapshot = capture(training.entries, deduplicate=training.deduplicate)
                     checkpoint = CheckpointId(generation=self._environment.generation, step=step)
@@ -288,8 +290,8 @@ class ManagedRun:
 
     def _due_in_memory(self, step: int) -> bool:
         # Multiples, and not the steps before them as on storage: the strides of peers are multiples too.
-        if not self._uses_memory():
-            return False
+        if not self._uses_memory():  # what goes to storage is the time to look whether there is room now
+            return bool(self._environment.copies) and step == self._record.flush
         is_multiple = step % self._every == 0 and not self._is_left_out(step)
         return is_multiple or step == self._record.flush or self._record.hold_s(step) > 0
 
@@ -300,8 +302,12 @@ class ManagedRun:
         if step == self._record.requested_checkpoint:
             # Of what stays on these nodes a snapshot is enough, and takes less time.
             return not (self._record.hold_s(step) and self._uses_memory())
-        # A rank without snapshots writes itself what the agents of others write for them.
-        return not self._uses_memory() and ((step + 1) % self._every == 0 or step == self._record.flush)
+        # A rank without snapshots writes itself what the agents of others write for them: of the same steps,
+        # since one that some ranks keep in memory and others on storage is whole nowhere.
+        if self._uses_memory():
+            return False
+        by_itself = not self._environment.copies and (step + 1) % self._every == 0
+        return by_itself or step == self._record.flush
 
     def _snapshotter(self) -> Snapshotter:
         environment = self._environment

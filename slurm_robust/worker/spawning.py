@@ -116,11 +116,12 @@ class Spawned(Record, tag_field="kind", tag="spawned"):
 
 
 class SpawnFailed(Record, tag_field="kind", tag="spawn_failed"):
-    """The kernel refused a new process."""
+    """The kernel refused a new process, or what belongs to it."""
 
     generation: int
     rank: int
     reason: str
+    full: str = ""  # the node's own file system that had no room left for it, "" if that is not why
 
 
 class Exited(Record, tag_field="kind", tag="exited"):

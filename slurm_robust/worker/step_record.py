@@ -11,6 +11,7 @@ The file has these areas, each with one writer, little-endian, 1024 bytes in all
     144  flush    i64: step whose snapshot is wanted on storage, -1 none              (agent writes)
     152  local    i64: snapshots are taken of steps that are multiples of it          (agent writes)
     160  hold     f64: seconds for which no step begins after that of ``request``, 0 none (agent writes)
+    168  buffers  i64: snapshots for which the rank has room in memory, plus 1; 0 not known (worker writes)
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
                   checkpoint i64, flags u32, bad_step i64, crc u32                    (worker writes)
@@ -60,6 +61,7 @@ _TIMES = struct.Struct("<Qqdddq")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
 _HOLD_AT = 160
+_BUFFERS_AT = 168
 _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
 _PHASES_AT = (448, 512)
@@ -178,6 +180,7 @@ class StepRecord:
         # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 32].cast("q")
         self._hold = memoryview(mapping)[_HOLD_AT : _HOLD_AT + 8].cast("d")
+        self._buffers = memoryview(mapping)[_BUFFERS_AT : _BUFFERS_AT + 8].cast("q")
         self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
         self._reserve = memoryview(mapping)[_RESERVE_AT : _RESERVE_AT + 8].cast("d")
         self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MAX_NAMES].cast("d")
@@ -215,6 +218,7 @@ class StepRecord:
         """Unmap; the file stays. May be called again."""
         self._request.release()
         self._hold.release()
+        self._buffers.release()
         self._marks.release()
         self._reserve.release()
         self._spent.release()
@@ -290,6 +294,15 @@ class StepRecord:
         return SnapshotTimes(
             stride=stride, apart_s=apart_s, whole_s=whole_s, blocked_s=blocked_s, every=every
         )
+
+    def show_buffers(self, number: int) -> None:
+        """Show for how many snapshots this rank has room in memory."""
+        self._buffers[0] = number + 1
+
+    @property
+    def buffers(self) -> int | None:
+        """For how many snapshots this rank has room in memory, None if that is not known (yet)."""
+        return self._buffers[0] - 1 if self._buffers[0] else None
 
     def spend(self, name: str, seconds: float) -> None:
         """Add ``seconds`` that went into ``name``, in which no step was completed.

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, FlushRequest, Fork
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.own_writes import OwnWrites
 from slurm_robust.agent.copies.sender import PeerSender, RateLimit, SenderLaunch
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
 from slurm_robust.agent.copies.streams import streams_for
 from slurm_robust.agent.copies.watch import SnapshotWatch
-from slurm_robust.checkpoint.budget import MemoryPlan
+from slurm_robust.checkpoint.budget import MemoryPlan, limits
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.local import seal_key
@@ -32,7 +34,7 @@ from slurm_robust.policy.peers import PEER_SHARE
 from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Launch, Phase, Save
+from slurm_robust.wire.messages import Launch, Phase, Progress, Save
 from slurm_robust.wire.network import bind_free, interface_of, speed_of
 
 
@@ -48,6 +50,8 @@ class CopyNews(Record):
     unflushed: str = ""
     saved_ranks: tuple[int, ...] = ()
     save_begun: float = 0.0
+    unkept: str = ""
+    unkept_peers: str = ""
 
 
 NO_COPIES = CopyNews()
@@ -92,6 +96,9 @@ class CopyService:
         self._request: FlushRequest | None = None  # made of it
         self._refusal = ""  # why its copies cannot be read
         self._to_save: list[Image] = []  # held for it; they are not being written yet
+        self._own_writes = OwnWrites()
+        self._unmade = ""  # why there is no folder for snapshots
+        self._base = base
         self.port = 0
         if spec.copies.memory:
             self._begin(job, tuple(ports), base)
@@ -100,14 +107,18 @@ class CopyService:
         spec = self._spec
         try:
             memory = MemoryFolder.create(spec.run_id, base)
+        except OSError as error:
+            self._unmade = str(error)
+            self._notes.say("memory", f"no snapshots in this node's memory: {error}")
+            return
+        try:
             # The job's restarts at this begin, for the epilog, which knows those at its end.
             restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
             write_atomically(memory.path / "run", restarts.encode(), durable=False, mode=0o600)
             if spec.copies.places:
                 write_atomically(memory.seal_key, self._seal_key, durable=False, mode=0o600)
         except OSError as error:
-            self._notes.say("memory", f"no snapshots in this node's memory: {error}")
-            return
+            self._notes.say("memory", f"the folder of snapshots is incomplete: {error}")
         places = spec.tier_places(job)
         parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
         remove_leftovers(parts.paths, self._notes)
@@ -148,8 +159,11 @@ class CopyService:
 
     @property
     def memory(self) -> str:
-        """The folder in this node's memory in which workers find and put copies, "" for none."""
-        return str(self._here.parts.memory.path) if self._here is not None else ""
+        """The folder in this node's memory in which workers find and put copies, "" for none.
+
+        If it could not be made, they find that out: nothing is kept in memory then.
+        """
+        return str(MemoryFolder.of(self._spec.run_id, self._base).path) if self._spec.copies.memory else ""
 
     def inventory(self) -> tuple[Copy, ...]:
         """Return the whole copies here, now in memory, and on the disk as of the last check."""
@@ -157,16 +171,21 @@ class CopyService:
             return ()
         return (*self._here.parts.memory.inventory(), *self._on_disk)
 
-    def news(self) -> CopyNews:
-        """Return what a heartbeat reports of copies now."""
+    def news(self, progress: Iterable[Progress] = (), keepless: frozenset[int] = frozenset()) -> CopyNews:
+        """Return what a heartbeat reports of copies now.
+
+        ``progress``: of the ranks here; ``keepless``: those of them that have no room in memory.
+        """
+        self._own_writes.see(progress)
         if self._here is None:
-            return NO_COPIES
+            return CopyNews(flushed=self._flushed(), unkept=self._unmade)
         # Read what workers found out about the node's memory: how many copies of other nodes it can take
         plans = read_plans(self._here.parts.memory.path)
         if plans:
             self._here.buffers.number = min(plan.peer_buffers for plan in plans)
             for reason in {plan.reason for plan in plans if plan.reason}:
                 self._notes.say(f"plan {self._here.buffers.number}", f"memory for snapshots: {reason}")
+        short = next((plan.short for plan in plans if plan.short), "")
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
         saved = self._saved()
@@ -174,13 +193,27 @@ class CopyService:
             port=self.port,
             copies=self.inventory(),
             lag_s=max(lags, default=0.0),
-            flushed=self._of_generation(self._here.flusher.flushed),
+            flushed=self._flushed(),
             saved=saved.checkpoint if saved is not None else None,
             unsaved=self._unsaved(),
             unflushed=self._unflushed(self._here.flusher),
             saved_ranks=saved.ranks if saved is not None else (),
             save_begun=self._saving.begun if self._saving is not None else 0.0,
+            unkept=(short or self._room()) if keepless else "",
+            unkept_peers=short if plans and not self._here.buffers.number and not keepless else "",
         )
+
+    def _room(self) -> str:
+        """Say how much room there is in memory: a worker had none to say it."""
+        try:
+            return limits(self._base)[0].describe()
+        except OSError as error:
+            return str(error)
+
+    def _flushed(self) -> int:
+        """Return the newest step of the generation that this node has put on storage for Flush."""
+        flushed = self._of_generation(self._here.flusher.flushed) if self._here is not None else -1
+        return self._own_writes.flushed(flushed)
 
     @property
     def answer(self) -> tuple[FlushRequest | None, str]:
@@ -214,7 +247,8 @@ class CopyService:
     @property
     def flush_over(self) -> int:
         """Newest step of the generation that workers need not keep for a flush any more."""
-        return self._of_generation(self._here.flusher.flushes.over) if self._here is not None else -1
+        over = self._of_generation(self._here.flusher.flushes.over) if self._here is not None else -1
+        return self._own_writes.flushed(over)
 
     def _of_generation(self, found: CheckpointId | None) -> int:
         running = self._running
@@ -243,6 +277,7 @@ class CopyService:
 
     def launched(self, launch: Launch) -> None:
         """Prepare for the workers of ``launch``, which are about to start."""
+        self._own_writes = OwnWrites(launch.ranks)
         if self._here is None:
             return
         memory = self._here.parts.memory
@@ -291,10 +326,17 @@ class CopyService:
         if self._running is not None:
             self._running.watch.stride = stride
 
-    def ask_flush(self, step: int) -> None:
-        """Put the snapshot of ``step`` on disk and storage when it is there."""
-        if self._here is not None and self._running is not None and not self._running.over:
-            self._here.flusher.ask(self._running.launch, step)
+    def ask_flush(self, step: int, keepless: Iterable[int] = ()) -> None:
+        """Put the snapshot of ``step`` on disk and storage when it is there.
+
+        ``keepless``: ranks here that have no room in memory, so that they write theirs themselves.
+        """
+        self._own_writes.ask(step, keepless)
+        if self._here is None or self._running is None or self._running.over or self._own_writes.are_all:
+            return
+        launch = self._running.launch
+        ranks = tuple(rank for rank in launch.ranks if rank not in self._own_writes.keepless)
+        self._here.flusher.ask(structs.replace(launch, ranks=ranks), step)
 
     def save(self, order: Save, *, later: bool = False) -> None:
         """Put copies that are here on storage; a repeated order changes nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.checkpoint.budget import NODE, MemoryPlan, plan
+from slurm_robust.checkpoint.budget import NODE, MemoryPlan, plan, usable
 from slurm_robust.doctor.facts import Facts, Unseen, known
 from slurm_robust.doctor.rule import bad, note
 
@@ -99,6 +99,20 @@ RULES = (
         judge=lambda facts: (
             f"{room.name} has {room.total / 1e6:.0f} MB"
             if facts.config.checkpoint.memory and (room := facts.shared_memory).total < _GIB
+            else ""
+        ),
+    ),
+    bad(
+        name="memory.shared_memory_full",
+        needs=("node",),
+        why="no snapshot fits on this node, so a fault goes back to the newest checkpoint on storage; data "
+        "loaders and NCCL may fail, too",
+        fix="remove what fills it (ls -lS /dev/shm; killed DataLoader workers leave torch_* files), or have "
+        "the administrator remove the files of jobs that are over",
+        source="slurm_robust/checkpoint/budget.py: each job leaves a tenth of it alone; docs/checkpoints.md",
+        judge=lambda facts: (
+            room.describe()
+            if facts.config.checkpoint.memory and not usable(room := facts.shared_memory)
             else ""
         ),
     ),

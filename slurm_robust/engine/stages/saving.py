@@ -184,4 +184,8 @@ class Saving:
         elif core.world.best_step - core.storage.newest_step < 2 * core.world.local_stride > 2:
             self._say_unkept(core, now)
         else:
-            self._say_unsaved(core, "no node that answers has all that belongs to a newer step", now)
+            why, fix = "no node that answers has all that belongs to a newer step", ""
+            if without := core.unkept:
+                why = f"{fold(without)} had no room in memory for snapshots ({next(iter(without.values()))})"
+                fix = "make room there (ls -lS /dev/shm)"
+            self._say_unsaved(core, why, now, fix=fix)

@@ -57,7 +57,7 @@ class Updating:
             core.emit(Say(text=f"{reason}: {text}"))
             return stop
         self._pace.see(slowest(records), now)
-        if _is_kept(core, records, self._step) and core.is_progress(records):
+        if self._is_kept(core, records) and core.is_progress(records):
             return stop
         if now.mono - self._since > core.config.timings.checkpoint_s:
             text = (
@@ -71,6 +71,11 @@ class Updating:
         if now.mono - self._sent >= RESEND_S:
             self._send(core, now)
         return None
+
+    def _is_kept(self, core: Core, records: list[Progress]) -> bool:
+        if core.unkept:
+            return self._step >= 0 and min(p.checkpoint for p in records) >= self._step
+        return _is_kept(core, records, self._step)
 
     def _kept(self, core: Core, now: Now) -> int:
         return max(core.checkpoints.copies.newest_without((), now), core.world.restored_step)
@@ -93,7 +98,11 @@ class Updating:
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono
         order = RequestCheckpoint(
-            epoch=core.state.epoch, generation=core.world.generation, step=self._step, hold_s=HOLD_S
+            epoch=core.state.epoch,
+            generation=core.world.generation,
+            step=self._step,
+            # Ranks that are held keep the step in memory only; one without room there cannot.
+            hold_s=0.0 if core.unkept else HOLD_S,
         )
         for node in core.world.slots:
             core.send(node, order)

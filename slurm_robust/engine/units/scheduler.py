@@ -11,8 +11,16 @@ from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.storage import StorageListing
 from slurm_robust.engine.units.strides import Strides, StridesTold
 from slurm_robust.model import events as ev
-from slurm_robust.model.progress import SnapshotTimes
-from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, common_steps, is_late, step_to_store
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.progress import CHECKPOINT, SnapshotTimes
+from slurm_robust.policy.checkpoints import (
+    LEAD_S,
+    agreed_step,
+    common_steps,
+    is_late,
+    step_to_store,
+    unkept_every_s,
+)
 from slurm_robust.policy.leaving import newer_s
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Flush, Progress
@@ -66,6 +74,7 @@ class CheckpointScheduler:
         self._reached: float | None = None  # when all ranks had completed that step
         self._is_failing = False  # the newest try did not get there
         self._last, self._last_until = -1, 0.0  # step that is kept before an order to end is carried out
+        self._stored = 0  # steps of this generation that went there
 
     def step(self, records: list[Progress], slowest: Progress, now: Now) -> None:
         """Take in the progress of all ranks; ``slowest`` is as old as it is ``now``."""
@@ -88,8 +97,11 @@ class CheckpointScheduler:
             step = self._choose_last(records, left_s, now)
             if step < 0:
                 return False
-            local = self._context.world.local_stride
-            text = f"step {step} is kept first: otherwise snapshots are taken of multiples of {local} only"
+            local, without = self._context.world.local_stride, self._context.unkept
+            why = f"otherwise snapshots are taken of multiples of {local} only"
+            if without:
+                why = f"{fold(without)} has no room in memory for snapshots"
+            text = f"step {step} is kept first: {why}"
             self._context.emit(Say(text=text))
             self._last, self._flush, self._reached = step, step, None
             self._send_flush(now)
@@ -112,11 +124,16 @@ class CheckpointScheduler:
         takes_s = (step - newest) * step_s + (times.whole_s if times is not None else 0.0)
         most_s = newer_s(left_s, context.config.timings.checkpoint_s)
         self._last_until = now.mono + most_s
-        return step if takes_s < min(newest % context.world.local_stride * step_s, most_s) else -1
+        lost = newest % context.world.local_stride
+        if context.unkept:
+            lost = newest - max(self._storage.newest_step, context.world.restored_step)
+        return step if takes_s < min(lost * step_s, most_s) else -1
 
     def _is_kept(self, step: int) -> bool:
-        """Return whether all ranks have a whole snapshot of it."""
+        """Return whether all ranks have a whole snapshot of it, or storage has it."""
         world = self._context.world
+        if self._storage.has(CheckpointId(step=step, generation=world.generation)):
+            return True
         heartbeats = self._context.fleet.heartbeats(world.slots)
         return len(heartbeats) == len(world.slots) and all(
             step in common_steps(b.copies, world.generation, world.placement.ranks_of(node))
@@ -129,7 +146,11 @@ class CheckpointScheduler:
         newest = max(p.step for p in records)
         lead_s = max(LEAD_S, 2 * config.timings.heartbeat_s)
         agreed = agreed_step(newest, self._step_times.fastest, lead_s)
-        step = step_to_store(newest, agreed, self._storage.stored_s(now), self._context.rules)
+        rules, every_s = self._context.rules, config.checkpoint.every_s
+        if unkept := self._context.unkept:
+            spent = [b.spent.get(CHECKPOINT, 0.0) for b in self._context.fleet.heartbeats(unkept).values()]
+            every_s = unkept_every_s(max(spent, default=0.0) / max(1, self._stored), rules)
+        step = step_to_store(newest, agreed, self._storage.stored_s(now), rules, every_s)
         if step is not None:
             self._flush, self._reached = step, None
             self._send_flush(now)
@@ -155,6 +176,7 @@ class CheckpointScheduler:
                     t=now.wall, generation=state.world.generation, step=step, seconds=waited_s or 0.0
                 )
             )
+            self._stored += 1
             self._storage.prune(now)
             if self._is_failing:
                 context.emit(Say(text=f"storage takes checkpoints again: step {step} is there"))

@@ -131,8 +131,10 @@ class StorageListing:
     def on_published(self, step: int, now: Now) -> None:
         """Take in ``step``, the newest that workers have written to storage by themselves; -1 for none."""
         world = self._context.world
-        if self._context.config.checkpoint.memory and step in world.held_steps:
+        if self._context.config.checkpoint.memory and step in world.held_steps and not self._context.unkept:
             return  # ranks that wait for an update have kept it in memory only
+        if self.has(CheckpointId(step=step, generation=world.generation)):
+            return
         generation, known, at = self._published
         is_new = step >= 0 and (self._context.world.generation, step) != (generation, known)
         if is_new and now.mono - at >= PRUNE_EVERY_S:

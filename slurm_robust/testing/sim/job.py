@@ -651,6 +651,8 @@ class Sim:
         """Keep what each rank keeps of a step, and have it sent to peers if it goes there."""
         sent = {}
         for number, rank in ranks.items():
+            if self.nodes[rank.node].unkept:
+                continue
             is_held = ref.step == rank.step and self.env.now < rank.held_until
             if ref.step > rank.kept and (is_held or ref.step % rank.local_stride == 0):
                 rank.kept = ref.step

@@ -94,6 +94,8 @@ class SimNode:
         """Why it can put nothing on storage, as it says itself; "" if it can."""
         self.unwritable: set[int] = set()
         """Steps of which alone it can put nothing on storage, since that is full, as it says itself."""
+        self.unkept = ""
+        """Why its memory has no room for snapshots of its ranks; "" if it has."""
         self.zygote_s: tuple[float, float] | None = None
         """Seconds from the start of a zygote here until it can fork workers; None: as everywhere."""
         self.clique = self.block = self.imex = ""
@@ -421,7 +423,7 @@ class SimAgent:
         for rank in self.ranks.values():
             if 0 <= rank.wanted <= ref.step:
                 rank.wanted = -1
-                if rank.hold_s and rank.kept >= ref.step:
+                if rank.hold_s and rank.kept >= ref.step and not self.node.unkept:
                     rank.published = ref.step  # in memory, which is enough
                     self._wanted = True
                     continue
@@ -506,6 +508,7 @@ class SimAgent:
             lag_s=self._env.pace.copy_s[1] if self.node.lag_s is None else self.node.lag_s,
             flushed=self._flushed,
             unflushed=self._unflushed,
+            unkept=self.node.unkept if self.ranks else "",
             **self._save,
         )
         alerts, traffic, spent = self.node.alerts, self.node.traffic, self.node.spent
@@ -678,6 +681,8 @@ class SimAgent:
         else:
             self._env.storage.write(ref, launch.ranks, launch.world_size)
             self._flushed = ref.step
+            for rank in self.ranks.values() if self.node.unkept else ():
+                rank.published = ref.step  # they have written it themselves
             self.beat()
 
     def _refusal(self, step: int) -> str:

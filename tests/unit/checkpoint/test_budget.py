@@ -82,7 +82,11 @@ def test_the_reason_says_what_was_wanted_what_there_is_and_what_to_do() -> None:
         "Give the node a larger /dev/shm"
     )
     none = plan(own=GB, shared=0, ranks=4, nodes=1, rooms=(room(1),))
-    assert "Instead: no snapshots in memory; every checkpoint goes to storage" in none.reason
+    assert (
+        "Instead: no snapshots in memory; a fault goes back to the newest checkpoint on storage"
+        in none.reason
+    )
+    assert none.short == "/dev/shm has 1.0 GB free of 1.0 GB"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_the_reason_says_what_does_not_count(tmp_path: Path, copies: Path) -> No
     folder = MACHINES / "gb200"
     rooms = gather(copies, folder / "proc", tmp_path, folder / NODES)
     made = plan(own=200 * GB, shared=0, ranks=4, nodes=2, rooms=rooms[1:])
-    assert "the node (but 790.3 GB at NUMA nodes without CPUs) has 969.9 GB free of 1027.3 GB" in made.reason
+    assert "the node (but 790 GB at NUMA nodes without CPUs) has 970 GB free of 1.0 TB" in made.reason
 
 
 def test_a_gb200_in_numa_mode_plans_as_one_whose_driver_keeps_the_memory_of_gpus(
@@ -231,3 +235,16 @@ def test_half_of_all_memory_is_half_of_the_hosts(total: int, expected: int) -> N
     assert (found.total, found.free) == (expected * GB, (expected - 10) * GB)
     # Where all memory is the host's, nothing changes.
     assert of_host(room(494), HostMemory(980 * GB, 900 * GB, 0)) == room(494)
+
+
+def test_what_the_buffers_hold_already_stays_theirs_when_others_take_the_rest() -> None:
+    full = Room(name="/dev/shm", total=100 * GB, free=5 * GB, ours=5 * GB)
+    made = plan(own=GB, shared=0, ranks=1, nodes=2, rooms=(full,))
+    assert (made.own_buffers, made.peer_buffers) == (3, 2)
+    strange = Room(name="/dev/shm", total=100 * GB, free=5 * GB)
+    assert plan(own=GB, shared=0, ranks=1, nodes=2, rooms=(strange,)).own_buffers == 0
+
+
+def test_the_files_of_the_buffers_are_counted(copies: Path, tmp_path: Path) -> None:
+    (copies / "own-00000.0").write_bytes(b"x" * 8192)
+    assert gather(copies, tmp_path, tmp_path)[0].ours == 8192

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import resource
@@ -210,7 +212,7 @@ def test_less_memory_means_fewer_buffers(folder: MemoryFolder, caplog: pytest.Lo
     example.train(range(6))
     assert example.steps() == [4, 5]
     assert plan_of(folder).own_buffers == 2
-    assert "a small node has 0.0 GB free" in caplog.text
+    assert "a small node has 5.0 MB free" in caplog.text
     assert example.snapshotter.active
 
 
@@ -220,6 +222,41 @@ def test_no_memory_at_all_switches_snapshots_off(folder: MemoryFolder) -> None:
     assert not example.snapshotter.active
     assert example.steps() == []
     assert plan_of(folder).own_buffers == 0
+
+
+def test_where_others_take_the_memory_it_goes_on_with_the_buffers_that_are_there(
+    folder: MemoryFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example, real = Example(folder), Buffer.reserve
+    example.train(range(2))
+    made = len(list(folder.path.glob("own-*")))
+
+    def refuse(buffer: Buffer, total: int) -> None:
+        if buffer.mapped < total:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(buffer, total)
+
+    monkeypatch.setattr(Buffer, "reserve", refuse)
+    for step in range(2, 9):
+        with contextlib.suppress(NotWritten):
+            example.train(range(step, step + 1))
+    assert example.snapshotter.active
+    assert example.snapshotter.buffers == made
+    assert example.steps()[-1] == 8
+
+
+def test_where_others_have_taken_all_memory_nothing_is_kept(
+    folder: MemoryFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(buffer: Buffer, total: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Buffer, "reserve", refuse)
+    example = Example(folder)
+    with pytest.raises(NotWritten, match="No space left on device"):
+        example.train(range(3))
+    assert not example.snapshotter.active
+    assert list(folder.path.glob("own-*")) == []
 
 
 def test_buffers_beyond_the_plan_are_given_back(example: Example, folder: MemoryFolder) -> None:

@@ -64,6 +64,27 @@ def trained() -> Watched:
     return watched()
 
 
+def test_a_step_that_one_node_has_no_room_to_keep_is_shown_in_no_tier(trained: Watched) -> None:
+    full = "the file system of /dev/shm has 3.1 MB free of 2.1 GB"
+    kept = {tier.tier: tier.step for tier in trained.look().tiers}
+    assert kept[Tier.MEMORY] == 5
+    trained.sim.nodes["n2"].unkept = full
+    trained.sim.run_until(lambda: trained.sim.step >= 12, within_s=30.0)
+    trained.sim.run(1.6)
+    seen = trained.look()
+    assert seen.unkept == {"n2": full}
+    assert Tier.MEMORY not in {tier.tier for tier in seen.tiers}, "n2 still has step 5, which n1 has not"
+
+
+def test_the_age_of_the_newest_whole_step_begins_with_the_step(trained: Watched) -> None:
+    assert trained.look().kept_age_s is not None
+    trained.sim.run_until(lambda: trained.sim.step >= 7, within_s=30.0)
+    trained.sim.run(1.6)
+    assert trained.look().kept_age_s == 0.0
+    trained.sim.run(0.3)
+    assert trained.look().kept_age_s == pytest.approx(0.3)
+
+
 def test_a_training_shows_its_step_and_pace(trained: Watched) -> None:
     moment = trained.look()
     assert (moment.stage, moment.step, moment.ranks, moment.world) == ("running", 5, 2, 2)

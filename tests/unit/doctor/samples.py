@@ -343,6 +343,7 @@ BAD: dict[str, tuple[Change, ...]] = {
         node(addresses=("fe80::1", "10.0.0.7"), speeds={"10.0.0.7": ("eth0", 125e6), "10.2.0.7": ("b", 1e9)}),
     ),
     "memory.shared_memory": (rooms(shm=64 << 20),),
+    "memory.shared_memory_full": (node(rooms=(Room(name="shm", total=500 * GB, free=40 * GB),)),),
     "memory.limit": (
         rooms(shm=900 * GB, **{NODE: 1800 * GB, "cgroup": 100 * GB}),
         rooms(shm=490 * GB, **{f"{NODE} (but 754.0 GB …)": 980 * GB, "cgroup": 100 * GB}),

@@ -729,6 +729,43 @@ def test_full_storage_is_reported_once_until_it_takes_a_checkpoint_again() -> No
     assert sim.said[-1] == f"storage takes checkpoints again: step {flushes(sim)[-1]} is there"
 
 
+# -- a node without room in memory ------------------------------------------------------------------
+
+FULL = "the file system of /dev/shm has 3.1 MB free of 2.1 GB"
+
+
+def test_while_a_node_keeps_nothing_in_memory_all_ranks_put_the_same_step_on_storage_often() -> None:
+    sim = trains(OFTEN)
+    sim.nodes["n2"].unkept = FULL
+    first = stories.seconds_until(sim, lambda: len(written(sim)) == 1, within_s=30.0)
+    assert first < 20
+    again = stories.seconds_until(sim, lambda: len(written(sim)) == 2, within_s=30.0)
+    assert 10 <= again < 20
+    step = written(sim)[-1][1]
+    sim.kill_rank(1)
+    begins(sim, 2)
+    assert launched(sim).restore == CheckpointId(step=step, generation=1)
+    assert launched(sim).tiers == {"storage": 2}
+
+
+def test_with_room_again_storage_gets_checkpoints_as_configured() -> None:
+    sim = trains(OFTEN)
+    sim.nodes["n2"].unkept = FULL
+    sim.run_until(lambda: len(written(sim)) == 1, within_s=30.0)
+    sim.nodes["n2"].unkept = ""
+    assert stories.seconds_until(sim, lambda: len(written(sim)) == 2, within_s=60.0) >= 30
+
+
+def test_what_a_cancelled_job_loses_without_room_in_memory_names_the_node_and_the_fix() -> None:
+    sim = trains(JobConfig())
+    sim.nodes["n2"].unkept = FULL
+    sim.run_until(lambda: sim.step >= 5, within_s=30.0)
+    sim.cancel()
+    sim.run_to_end(within_s=60.0)
+    (line,) = [line for line in sim.said if line.startswith("nothing more is saved")]
+    assert f"n2 had no room in memory for snapshots ({FULL}); fix: make room there" in line
+
+
 def test_restarts_do_not_put_off_what_goes_to_storage() -> None:
     sim = trains(OFTEN)
     for generation in range(1, 4):

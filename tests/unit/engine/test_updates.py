@@ -107,6 +107,18 @@ def test_an_update_is_accepted_and_who_asks_again_gets_the_same_answer() -> None
     assert len(sim.events(ev.UpdateRequested)) == 1
 
 
+def test_an_update_where_a_node_keeps_nothing_in_memory_goes_on_from_a_step_that_all_have_written() -> None:
+    sim = job()
+    sim.nodes["n2"].unkept = "the file system of /dev/shm has 3.1 MB free of 2.1 GB"
+    sim.run(3.0)
+    sim.reply(sim.update(SECOND))
+    is_applied(sim)
+    asked = [event.step for event in sim.events(ev.CheckpointRequested)]
+    restored = launched(sim).restore
+    assert restored is not None
+    assert (restored.step, launched(sim).tiers) == (asked[-1], {"storage": 2})
+
+
 def test_what_cannot_be_updated_is_refused_with_the_reason_and_the_fix() -> None:
     sim = job()
     running = sim.reply(sim.update(FIRST))

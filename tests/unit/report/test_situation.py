@@ -13,8 +13,9 @@ from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.evidence.live_status import of_state
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.journal import fold, read
-from slurm_robust.model.live_status import LiveIncident, LiveStatus, LiveUpdate, NodeState, encode
+from slurm_robust.model.live_status import LiveIncident, LiveStatus, LiveTier, LiveUpdate, NodeState, encode
 from slurm_robust.report.situation import (
     JobSituation,
     JobSize,
@@ -32,6 +33,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.waiting import PendingJob
 from tests.builders.events import allocation_taken, run_started
 from tests.builders.live_statuses import live_node, live_status
+from tests.there import there
 
 NOW = 2000.0
 
@@ -355,3 +357,38 @@ def test_a_journal_that_breaks_off_is_said_to(folder: Path, slurm: FakeSlurm) ->
     assert "later events are missing" in text
     assert "COMPLETED" in text
     assert "stopped" not in text
+
+
+# -- checkpoints that are whole nowhere ----------------------------------------------------------------
+
+FULL = {"n2": "the file system of /dev/shm has 3.1 MB free of 2.1 GB"}
+ON_STORAGE = LiveTier(tier=Tier.STORAGE, step=250, generation=1, age_s=9.0)
+
+
+def test_a_node_without_room_for_snapshots_is_wrong_and_the_way_to_find_what_fills_it_is_next() -> None:
+    found = seen(live=live_status(step=265, unkept=FULL, tiers=(ON_STORAGE,)))
+    (text,) = found.wrong
+    assert text == (
+        "n2 has no room in memory for snapshots (the file system of /dev/shm has 3.1 MB free of 2.1 GB): a "
+        "fault goes back to step 250, the newest that is whole"
+    )
+    assert not found.grave
+    assert there(found.advice).command == "srun --jobid 7 --overlap -N1 -n1 -w n2 ls -lS /dev/shm"
+
+
+def test_where_nothing_is_whole_that_is_said_first() -> None:
+    (text,) = seen(live=live_status(step=265, unkept=FULL, tiers=())).wrong
+    assert text.startswith("no checkpoint is whole, so a fault repeats all steps: n2 has no room in memory")
+
+
+def test_a_node_without_room_for_copies_of_others_says_what_the_loss_of_a_node_costs() -> None:
+    (text,) = seen(live=live_status(step=265, unkept_peers=FULL, tiers=(ON_STORAGE,))).wrong
+    assert text.startswith("n2 has no room in memory for copies of other nodes (the file system of /dev/shm")
+    assert text.endswith("the loss of such a node goes back to the newest checkpoint on storage")
+
+
+def test_a_newest_whole_checkpoint_that_stands_still_while_steps_go_on_is_wrong() -> None:
+    still = live_status(step=265, tiers=(ON_STORAGE,), kept_age_s=90.0, kept_every_s=10.0)
+    assert seen(live=still).wrong == ("step 250 has been the newest whole checkpoint for 90 s",)
+    for changes in ({"kept_every_s": 20.0}, {"kept_every_s": None}, {"kept_age_s": 59.0}, {"step": 250}):
+        assert seen(live=structs.replace(still, **changes)).wrong == (), changes

@@ -103,11 +103,14 @@ class Model:
         """Train and do not close the Checkpointer."""
         checkpointer = sr.Checkpointer(self.entries, **options)
         for step in range(checkpointer.restore(), steps):
-            self.module(torch.randn(4, 64)).sum().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.update()
             checkpointer.step(step)
         return checkpointer
+
+    def update(self) -> None:
+        self.module(torch.randn(4, 64)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def token(step: int, generation: int = 1) -> str:
@@ -323,17 +326,20 @@ def test_a_snapshot_on_a_gpu_is_completed_while_its_rank_is_held(
     gpus.close()
 
 
-def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no memory for snapshots."""
+def without_room(monkeypatch: pytest.MonkeyPatch) -> list[Room]:
+    """Have no memory for snapshots, until the list is empty that this returns."""
+    full = [Room(name="it", total=0, free=9)]
+    empty = Room(name="it", total=10**9, free=10**9)
 
     class Cramped(runs.Snapshotter):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options, gather=lambda _: (Room(name="it", total=0, free=9),))
+            super().__init__(*arguments, **options, gather=lambda _: (*full, empty))
 
     monkeypatch.setattr(runs, "Snapshotter", Cramped)
+    return full
 
 
-def test_without_room_checkpoints_go_to_storage(
+def test_without_room_a_rank_writes_the_steps_that_all_put_on_storage_and_no_others(
     node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_room(monkeypatch)
@@ -341,9 +347,41 @@ def test_without_room_checkpoints_go_to_storage(
     node.records[0].set_flush(6)
     with caplog.at_level(logging.WARNING):
         Model().train(10, every=4)
-    assert sorted(ref.step for ref in node.store.complete()) == [3, 6, 7]
+    assert [ref.step for ref in node.store.present()] == [6]
     assert steps_of(node.copies) == []
-    assert caplog.text.count("no snapshots in memory; every checkpoint goes to storage") == 1
+    assert node.records[0].buffers == 0
+    assert caplog.text.count("no snapshots in memory; a fault goes back to the newest checkpoint") == 1
+
+
+def test_when_there_is_room_again_snapshots_come_back_with_the_next_step_for_storage(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = without_room(monkeypatch)
+    launch(1)
+    model = Model()
+    checkpointer = sr.Checkpointer(model.entries)
+    checkpointer.restore()
+    with caplog.at_level(logging.WARNING):
+        for step in range(10):
+            if step == 4:
+                full.clear()
+                node.records[0].set_flush(6)
+            model.update()
+            checkpointer.step(step)
+    checkpointer.close()
+    assert [ref.step for ref in node.store.present()] == [6], "as the agent was told that this rank would"
+    assert steps_of(node.copies)[-2:] == [8, 9]
+    assert node.records[0].buffers == 5
+    assert "there is memory again: snapshots are taken from step 6 on" in caplog.text
+
+
+def test_a_folder_of_snapshots_that_is_not_there_is_no_room(node: Node, launch: Launcher) -> None:
+    launch(1)
+    shutil.rmtree(node.copies.path)
+    node.records[0].set_flush(6)
+    Model().train(10)
+    assert [ref.step for ref in node.store.present()] == [6]
+    assert node.records[0].buffers == 0
 
 
 # -- restoring ------------------------------------------------------------------------------------
