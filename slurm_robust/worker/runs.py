@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import struct
 import sys
 import time
@@ -141,7 +142,7 @@ class ManagedRun:
         self._restored = checkpoint
         environment = self._environment
         tier = environment.restore_tier
-        if tier.is_shared or not environment.copies:
+        if tier.is_shared or not os.path.isdir(environment.copies):
             shared = self._shared()
             store = shared.get(tier, shared[Tier.STORAGE])
             if old := environment.restore_layout:

@@ -310,5 +310,6 @@ def test_a_node_without_memory_or_disk_for_copies(wide: Sandbox) -> None:
     assert job.events(ev.IncidentOpened) == []  # training does not care
     wide.fault.kill_rank(job.id, 1)
     job.wait_recovered(1)
+    assert repeated(job) <= 2  # the memory that its snapshots had stays theirs
     assert job.wait_end() == 0
     assert job.out.read_text() == expected

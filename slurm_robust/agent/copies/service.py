@@ -56,6 +56,8 @@ class CopyNews(Record):
 
 NO_COPIES = CopyNews()
 
+_UNMADE = "/dev/null/copies"
+
 # Made while there is one thread; see Record.
 _plans = msgspec.json.Decoder(MemoryPlan)
 
@@ -159,11 +161,14 @@ class CopyService:
 
     @property
     def memory(self) -> str:
-        """The folder in this node's memory in which workers find and put copies, "" for none.
+        """The folder in this node's memory in which workers find and put copies, "" if nothing is to be kept
+        there.
 
-        If it could not be made, they find that out: nothing is kept in memory then.
+        If it could not be made, it is one that nobody can make: then workers have no room in memory.
         """
-        return str(MemoryFolder.of(self._spec.run_id, self._base).path) if self._spec.copies.memory else ""
+        if self._here is not None:
+            return str(self._here.parts.memory.path)
+        return _UNMADE if self._spec.copies.memory else ""
 
     def inventory(self) -> tuple[Copy, ...]:
         """Return the whole copies here, now in memory, and on the disk as of the last check."""

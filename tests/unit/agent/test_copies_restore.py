@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.agent.copies.service import NO_COPIES
 from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
@@ -179,8 +180,10 @@ def check_serves_nothing(node: Node) -> None:
     service = node.service
 
     def asked() -> None:
-        assert (service.port, service.inventory(), service.memory) == (0, (), "")
-        assert (service.news(), service.answer, service.flush_over) == (NO_COPIES, (None, ""), -1)
+        assert (service.port, service.inventory()) == (0, ())
+        assert not os.path.isdir(service.memory)
+        assert structs.replace(service.news(), unkept="") == NO_COPIES
+        assert (service.answer, service.flush_over) == ((None, ""), -1)
 
     asked()
     service.fork_by(lambda: None)
@@ -209,6 +212,7 @@ def test_a_folder_that_cannot_be_made_is_noted(shm: Path, job: Path) -> None:
     a = Node("a", shm, job, keys_in(job))
     (note,) = a.service.notes()
     assert "no snapshots in this node's memory" in note
+    assert "is not a folder: remove it" in a.service.news().unkept
     check_serves_nothing(a)
 
 

@@ -316,12 +316,12 @@ def test_a_fork_that_fails_is_an_exit_with_the_reason() -> None:
     m = Machine()
     m.order(launch())
     m.spawned(0)
-    assert BEAT in m.say(SpawnFailed(generation=1, rank=1, reason="no memory"))
+    assert BEAT in m.say(SpawnFailed(generation=1, rank=1, reason="no memory", full="/dev/shm"))
     assert m.state.phase is Phase.RUNNING
     (exit,) = m.state.workers.exits(m.now)
     assert exit.failed
     assert exit.error is not None
-    assert exit.error.message == "no memory"
+    assert (exit.error.message, exit.error.full) == ("no memory", "/dev/shm")
 
 
 def test_a_zygote_that_dies_takes_its_workers_and_is_started_again() -> None:

@@ -126,7 +126,7 @@ def test_where_no_snapshot_fits_only_what_holds_then_is_said(capsys: pytest.Capt
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[2:5] == ["one step of a rank 52.5 GB", "one step of a node 420 GB", "snapshots kept none"]
     reason = " ".join(lines[5:]).strip()
-    assert "every checkpoint goes to storage while training waits" in reason
+    assert "a fault goes back to the newest checkpoint on storage" in reason
     assert reason.endswith("Give the node a larger /dev/shm, or take 4 nodes, on which one snapshot fits")
     code, out, _ = said(capsys, f"{options} --json")
     found = json.loads(out)
