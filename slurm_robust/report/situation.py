@@ -226,7 +226,7 @@ def _ended(seen: Seen) -> JobSituation:
     if seen.phase == CANCELLED:
         text = f"to go on from its newest checkpoint, submit it again with {_goes_on(seen)}"
         lost = not_saved(seen.reason)
-        advice = NextMove(text=text) if seen.saves else None
+        advice = NextMove(text=text) if seen.saves or seen.training else None
         return JobSituation(wrong=(lost,) if lost else (), grave=True, advice=advice)
     text = first_sentence(seen.reason, most=300)
     newest = seen.incidents[-1] if seen.incidents else None
@@ -234,7 +234,7 @@ def _ended(seen: Seen) -> JobSituation:
         return JobSituation(wrong=(text,), grave=True)
     report = NextMove(
         text="read why; once that is mended, submit it again"
-        + (f": it goes on with {_goes_on(seen)}" if seen.saves else ""),
+        + (f": it goes on with {_goes_on(seen)}" if seen.saves or seen.training else ""),
         command=f"srobust incident {seen.job_id} {newest.number}",
     )
     return JobSituation(wrong=(text,), grave=True, advice=report)

@@ -96,6 +96,9 @@ class Size(Record):
         return (f"NumNodes={self.least}-{self.most}", f"NumTasks={self.tasks}", f"NumCPUs={self.cpus}")
 
 
+_IN_A_MOMENT = frozenset({"COMPLETING", "PLANNED"})
+
+
 class Places(Record):
     """The nodes of a job's partitions, each in one list."""
 
@@ -115,8 +118,8 @@ class Places(Record):
     left_out_free: tuple[str, ...] = ()
     """The nodes of ``left_out`` that are idle."""
 
-    ending: tuple[str, ...] = ()
-    """The nodes of ``busy`` on which Slurm only ends jobs that are over: they are idle in a moment."""
+    soon: tuple[str, ...] = ()
+    """The nodes of ``busy`` on which no job runs: Slurm ends the jobs before there, or plans the next."""
 
 
 def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ()) -> Places:
@@ -137,8 +140,8 @@ def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ())
                 if kind == "free":
                     found["left_out_free"].append(node.name)
                 kind = "left_out"
-            elif kind == "busy" and {"IDLE", "COMPLETING"} <= node.states:
-                found["ending"].append(node.name)
+            elif kind == "busy" and "IDLE" in node.states and node.states & _IN_A_MOMENT:
+                found["soon"].append(node.name)
         found[kind].append(node.name)
     return Places(**{name: tuple(names) for name, names in found.items()})
 

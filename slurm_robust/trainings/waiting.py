@@ -158,10 +158,11 @@ def _way(
     """
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
-    if 0 < short <= len(found.ending):
+    if 0 < short <= len(found.soon):
+        nodes = fold(found.soon)
         return (
             "",
-            f"wait: Slurm is still ending the jobs before on {fold(found.ending)}, then it can start",
+            f"wait: no job runs on {nodes}; Slurm still ends the jobs before there, or plans the next",
             (),
         )
     if short > len(found.left_out_free):

@@ -34,6 +34,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.policy import decide
 from slurm_robust.policy.leaving import cancelled
 from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import one_line
 from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
 
 AT_ONCE_S = 1.0
@@ -89,6 +90,9 @@ def end_agents(core: Core, *, keep_copies: bool) -> None:
         core.send(node, order)
 
 
+MAX_WHY = 300
+"""Characters of why a run ends; the line of the decision has all of it."""
+
 RESEND_S = 1.0
 
 
@@ -123,7 +127,8 @@ class Ending:
         self._is_said = True
         reason = meaning.reason if meaning is not None else reason
         is_cancelled = meaning is not None and not (meaning.preempted or meaning.requeued)
-        text = f"end, exit code {int(begin.code)}: {cancelled(int(begin.code)) if is_cancelled else reason}"
+        why = cancelled(int(begin.code)) if is_cancelled else one_line(reason, MAX_WHY)
+        text = f"end, exit code {int(begin.code)}: {why}"
         if core.state.ended is not None:
             text = f"this run is over, says the journal: {text}"
         elif begin.code != ExitCode.REQUEUED:  # the next run goes on

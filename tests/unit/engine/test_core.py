@@ -294,6 +294,9 @@ def test_what_too_many_nodes_lack_ends_the_job_with_its_code_and_no_second_try()
     assert sim.said[-1] == (
         "end, exit code 66: agents cannot start on n2; n2 says: module not found: train; fix: install it"
     )
+    long = refused(2, 0, "n2", text="x" * 900, code=ExitCode.NO_INPUT)
+    assert long.run_to_end(within_s=30.0) == 66
+    assert len(long.said[-1]) < 400, "lines before it have all of the reason"
 
 
 # -- orders and the journal ------------------------------------------------------------------------

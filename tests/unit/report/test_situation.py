@@ -256,7 +256,7 @@ def test_a_cancelled_job_has_nothing_wrong_and_a_finished_one_nothing_to_do() ->
     assert seen("cancelled", code=143, reason=order).wrong == ("steps 897 to 982 are lost",)
     assert cancelled.advice is not None
     assert cancelled.advice.text.endswith("submit it again with 'srobust run --from 7'")
-    named = seen("cancelled", code=143, saves=True, training=True).advice
+    named = seen("cancelled", code=143, training=True).advice
     assert named is not None
     assert named.text.endswith("with the same --training, or with 'srobust run --from 7'")
     assert seen("cancelled", code=143).advice is None, "nothing to go on from"

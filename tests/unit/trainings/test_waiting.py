@@ -100,10 +100,17 @@ def test_too_few_nodes_have_no_command() -> None:
     assert none.describe(1000.0) == "for 0.0 s for 4 to 5 nodes: 0 nodes free, n[1-6] dead"
 
 
-def test_nodes_on_which_slurm_only_ends_jobs_need_nobody() -> None:
-    ending = dict.fromkeys(("n2", "n3", "n4", "n5"), "IDLE+COMPLETING")
-    waits = found(pending(), n1=DEAD, **ending)
-    assert waits.advice == "wait: Slurm is still ending the jobs before on n[2-5], then it can start"
+def test_nodes_on_which_no_job_runs_any_more_need_nobody() -> None:
+    soon = {
+        "n2": "IDLE+COMPLETING",
+        "n3": "IDLE+COMPLETING+PLANNED",
+        "n4": "IDLE+PLANNED",
+        "n5": "IDLE+PLANNED",
+    }
+    waits = found(pending(), n1=DEAD, **soon)
+    assert waits.advice == (
+        "wait: no job runs on n[2-5]; Slurm still ends the jobs before there, or plans the next"
+    )
     few = found(pending(), n1=DEAD, n2="ALLOCATED", n3="ALLOCATED", n4="ALLOCATED", n5="IDLE+COMPLETING")
     assert few.advice.startswith("it lacks 3 nodes until other jobs end")
 
