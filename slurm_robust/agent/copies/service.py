@@ -192,6 +192,7 @@ class CopyService:
                 self._notes.say(f"plan {self._here.buffers.number}", f"memory for snapshots: {reason}")
         short = next((plan.short for plan in plans if plan.short), "")
         running = self._running
+        has_peers = running is not None and running.launch.slots > 1 and self._spec.copies.peers
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
         saved = self._saved()
         return CopyNews(
@@ -205,7 +206,7 @@ class CopyService:
             saved_ranks=saved.ranks if saved is not None else (),
             save_begun=self._saving.begun if self._saving is not None else 0.0,
             unkept=(short or self._room()) if keepless else "",
-            unkept_peers=short if plans and not self._here.buffers.number and not keepless else "",
+            unkept_peers=short if has_peers and plans and not (self._here.buffers.number or keepless) else "",
         )
 
     def _room(self) -> str:

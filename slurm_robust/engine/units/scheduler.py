@@ -183,7 +183,8 @@ class CheckpointScheduler:
             self._is_failing = False
         else:
             why = {n: b.unflushed for n, b in heartbeats.items() if b.unflushed.startswith(f"step {step}: ")}
-            is_over = is_late(waited_s, context.rules, refused=bool(why))
+            # A rank without room in memory says in the training's output alone that it cannot write.
+            is_over = is_late(waited_s, context.rules, refused=bool(why or context.unkept))
             if why or is_over:
                 self._say_failed(why, [node for node in state.world.slots if node not in there], now)
             if not is_over:
@@ -204,5 +205,8 @@ class CheckpointScheduler:
         if not self._is_failing:
             stored = self._storage.newest_step
             newer = f"what is newer than step {stored}" if stored >= 0 else "all steps"
-            context.emit(Say(text=f"{text}; training goes on, only the nodes' memory has {newer}"))
+            fate = f"only the nodes' memory has {newer}"
+            if without := context.unkept:
+                fate = f"a fault repeats {newer}: {fold(without)} has no room in memory for snapshots"
+            context.emit(Say(text=f"{text}; training goes on, {fate}"))
         self._is_failing = True

@@ -10,12 +10,13 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.agent.copies.flush import StorageWriter, choose
+from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.flush_order import FlushOrder
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED, Tier
-from slurm_robust.wire.messages import Phase, Save
+from slurm_robust.wire.messages import Phase, Progress, Save
 from tests.builders.checkpoints import ref
 from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, fill
 from tests.unit.agent.local_job import pause
@@ -269,3 +270,45 @@ def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
     )
     assert "the storage hangs" in hanging.write(order, timeout_s=0.5)
     assert hanging._process is None
+
+
+# -- without room in memory ----------------------------------------------------------------------------
+
+
+def test_a_node_without_room_says_so_and_has_a_step_when_its_rank_has_written_it(make: MakeNode) -> None:
+    node = make("a")
+    node.launch(1, (0,))
+    node.service.ask_flush(7, (0,))
+    seen = node.service.news(keepless=frozenset({0}))
+    assert seen.flushed == -1
+    assert " free of " in seen.unkept
+    wrote = Progress(rank=0, step=7, reported=True, age_s=0.0, checkpoint=7)
+    assert node.service.news((wrote,), frozenset({0})).flushed == 7
+    assert node.service.flush_over == 7
+
+
+def test_an_agent_writes_the_ranks_that_have_room_and_waits_for_those_that_write_themselves(
+    make: MakeNode, writer: Path
+) -> None:
+    node = make("a")
+    node.launch(1, (0, 1))
+    node.service.ask_flush(7, (1,))
+    node.snapshot(0, 7)
+    wait_for(lambda: (writer / "orders").exists())
+    order = msgspec.json.decode((writer / "orders").read_bytes().splitlines()[0], type=FlushOrder)
+    assert list(order.images) == [0]
+    none = Progress(rank=1, step=7, reported=True, age_s=0.0)
+    wrote = structs.replace(none, checkpoint=7)
+    assert node.service.news((none,), frozenset({1})).flushed == -1
+    wait_for(lambda: node.service.news((wrote,), frozenset({1})).flushed == 7)
+
+
+def test_a_node_without_room_for_copies_of_others_says_so_if_there_are_others(make: MakeNode) -> None:
+    node = make("a")
+    node.launch(1, (0,))
+    few = MemoryPlan(own_buffers=2, peer_buffers=0, reason="why", short="1 MB free")
+    write_plan(node.folder.path, 0, few)
+    assert node.service.news().unkept_peers == "1 MB free"
+    assert node.service.news(keepless=frozenset({0})).unkept_peers == "", "the graver thing is said"
+    write_plan(node.folder.path, 0, structs.replace(few, peer_buffers=1))
+    assert node.service.news().unkept_peers == ""

@@ -748,6 +748,17 @@ def test_while_a_node_keeps_nothing_in_memory_all_ranks_put_the_same_step_on_sto
     assert launched(sim).tiers == {"storage": 2}
 
 
+def test_a_rank_that_has_room_neither_in_memory_nor_on_storage_is_tried_again_and_what_it_costs_is_said() -> (
+    None
+):
+    sim = trains(JobConfig())
+    sim.nodes["n2"].unkept, sim.nodes["n2"].writes = FULL, False
+    ordered(sim, within_s=30.0)
+    assert 60 < ordered(sim, within_s=100.0) < 80
+    (line,) = [line for line in sim.said if "did not get onto storage in time: n2" in line]
+    assert line.endswith("a fault repeats all steps: n2 has no room in memory for snapshots")
+
+
 def test_with_room_again_storage_gets_checkpoints_as_configured() -> None:
     sim = trains(OFTEN)
     sim.nodes["n2"].unkept = FULL
