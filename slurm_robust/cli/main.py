@@ -21,7 +21,7 @@ from slurm_robust.home import HOME, is_packaged
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.libraries import pip_line
 from slurm_robust.util.checkout import in_full
-from slurm_robust.util.text import message, visible
+from slurm_robust.util.text import folded, message, visible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What is left to the last line of defence of these is standard output's: commands handle their own files."""
@@ -103,17 +103,23 @@ def _version(args: argparse.Namespace) -> int:
 class VisibleStream:
     """A stream that writes :func:`visible` text only, and what its encoding lacks as ``\\u2026``.
 
+    With ``folds`` it breaks lines for which a terminal is too narrow, between words: messages, no documents.
+
     rich has to control the terminal: it finds the stream behind this one by its own attribute and writes
     there. :class:`~slurm_robust.terminal.console.Screen` cleans what rich is given.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, folds: bool = False) -> None:
         self.rich_proxied_file = stream
+        self._folds = folds
 
     def write(self, text: str) -> int:
         """Write ``text`` cleaned. Raises ``OSError``."""
         encoding = self.rich_proxied_file.encoding or "utf-8"
-        self.rich_proxied_file.write(visible(text).encode(encoding, "backslashreplace").decode(encoding))
+        shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self._folds and (columns := _columns(self.rich_proxied_file)):
+            shown = "\n".join(_folded(line, columns) for line in shown.split("\n"))
+        self.rich_proxied_file.write(shown)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -125,13 +131,29 @@ class VisibleStream:
         return getattr(self.rich_proxied_file, name)
 
 
+def _columns(stream: TextIO) -> int:
+    """Return how wide a terminal is; 0 for what is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def _folded(line: str, columns: int) -> str:
+    if len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    end = line[len(line.rstrip()) :]  # a question ends with a blank
+    return "\n".join(folded(line, columns, indent)) + end
+
+
 @contextmanager
 def visible_only() -> Iterator[None]:
     """Let standard output and standard error take visible text only.
 
     All output passes here, so that text of jobs, logs, Slurm and users controls no terminal.
     """
-    out, err = (cast(TextIO, VisibleStream(s)) for s in (sys.stdout, sys.stderr))
+    out, err = cast(TextIO, VisibleStream(sys.stdout)), cast(TextIO, VisibleStream(sys.stderr, folds=True))
     with redirect_stdout(out), redirect_stderr(err):
         yield
 

@@ -18,7 +18,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Diagnose, Requeue
 from slurm_robust.model.record import Record
 from slurm_robust.notify.follow import JournalFollower
-from slurm_robust.terminal.console import Screen, facts_table, show
+from slurm_robust.terminal.console import Screen, Wrapped, facts_table, show
 from slurm_robust.util.text import one_line
 from slurm_robust.wire.messages import Drill, DrillReply
 from slurm_robust.wire.sockets import ask
@@ -104,10 +104,10 @@ def drill(
         promise=said.promise,
     )
     if not wait:
-        show(answer, lambda _: one_line(said.text), json=json)
+        show(answer, lambda _: Wrapped(one_line(said.text), "  "), json=json)
         return ExitCode.SUCCESS
     if not json:
-        print(one_line(said.text), flush=True)
+        show(answer, lambda _: Wrapped(one_line(said.text), "  "), json=False)
     known: DrillProgress | None = None
     try:
         for known in _follow(follower, said):  # noqa: B007

@@ -242,7 +242,7 @@ def _ended(seen: Seen) -> JobSituation:
 
 def _goes_on(seen: Seen) -> str:
     """Return what a job that is submitted again goes on from this one with."""
-    by_job = f"'srobust run --from {seen.job_id}'"
+    by_job = f"--from before the script: 'sbatch train.sbatch --from {seen.job_id} train.py'"
     return f"the same --training, or with {by_job}" if seen.training else by_job
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import textwrap
 import threading
@@ -42,7 +41,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.model.findings import Outcome
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import as_json, folded, one_line
 
 WIDTH = 100
 """Columns if there is no terminal and COLUMNS is not set. Rows of tables are as long as they have to be."""
@@ -248,20 +247,8 @@ class Wrapped:
         if not console.is_terminal:
             yield Text(self._line, no_wrap=True, overflow="ignore")
             return
-        lines = textwrap.wrap(
-            _QUOTED.sub(lambda quoted: quoted.group().replace(" ", _KEPT), self._line),
-            max(MIN_WIDTH, options.max_width),
-            subsequent_indent=self._indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in lines:
-            yield Text(line.replace(_KEPT, " "), overflow="fold")
-
-
-_QUOTED = re.compile(r"(?<!\w)'[^']+'(?!\w)")
-"""A command in a sentence, which is copied more easily from one line; apostrophes begin none."""
-_KEPT = "\N{NO-BREAK SPACE}"
+        for line in folded(self._line, max(MIN_WIDTH, options.max_width), self._indent):
+            yield Text(line, overflow="fold")
 
 
 class ByWidth:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from msgspec import structs
+from rich.console import Group
 
 from slurm_robust.config.changes import with_file
 from slurm_robust.config.container import BadOption
@@ -33,7 +34,7 @@ from slurm_robust.releases.roots import code_folders, without_nested
 from slurm_robust.releases.select import CopyLimits
 from slurm_robust.releases.store import ReleaseStore
 from slurm_robust.releases.take import Taking, take
-from slurm_robust.terminal.console import Bar, Screen, show
+from slurm_robust.terminal.console import Bar, Screen, Wrapped, show
 from slurm_robust.trainings.find import load_events
 from slurm_robust.trainings.slurmview import ask_slurm
 from slurm_robust.updates import screen
@@ -453,12 +454,13 @@ def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
         _say(f"whether it was accepted is not known: 'srobust releases {job.job_id}' shows the update if so")
         return ExitCode.INTERRUPTED
     answer = _answer(job, order, number, text, UpdatePhase.ASKED)
-    accepted = "\n".join((one_line(text), *(f"  {one_line(change)}" for change in order.changes)))
+    lines = (one_line(text), *(f"  {one_line(change)}" for change in order.changes))
+    accepted = Group(*(Wrapped(line, "    ") for line in lines))
     if not wait:
         show(answer, lambda _: accepted, json=json)
         return ExitCode.SUCCESS
     if not json:
-        print(accepted, flush=True)
+        show(answer, lambda _: accepted, json=False)
     try:
         known = _follow(job, number)
     except KeyboardInterrupt:
@@ -467,8 +469,9 @@ def _ordered(job: OwnJob, order: UpdateJob, *, wait: bool, json: bool) -> int:
             f"'srobust rollback {job.job_id} --withdraw' withdraws it while it waits"
         )
         return ExitCode.INTERRUPTED
-    lines = "\n".join(screen.outcome(known, str(job.job_id), job.judging()))
-    show(_completed(answer, known), lambda _: lines, json=json)
+    told = "\n".join(screen.outcome(known, str(job.job_id), job.judging())).split("\n")
+    outcome = Group(*(Wrapped(line, "    ") for line in told))
+    show(_completed(answer, known), lambda _: outcome, json=json)
     return NOT_DONE if known.is_over else ExitCode.SUCCESS
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 
-from slurm_robust.util.text import message
+from slurm_robust.util.text import folded, message
 from slurm_robust.util.threads import start_thread
 
 PATIENCE_S = 0.2
@@ -21,7 +21,14 @@ def say(text: str) -> None:
     it would have said stands in the journal.
     """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-    _output.print(f"srobust: {stamp} {message(text)}\n")
+    lines = f"srobust: {stamp} {message(text)}".split("\n")
+    try:
+        columns = os.get_terminal_size(1).columns  # within salloc, the terminal of a person
+    except OSError:
+        columns = 0
+    if columns:
+        lines = [part for line in lines for part in folded(line, columns)]
+    _output.print("\n".join(lines) + "\n")
 
 
 def settle(timeout_s: float) -> None:

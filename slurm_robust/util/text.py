@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 import time
 from collections.abc import Collection, Iterable, Sequence
 
@@ -102,6 +103,23 @@ def ascii_line(text: str, most: int) -> str:
 def message(text: str) -> str:
     """Indent every line of ``text`` after the first, so that none can be taken for one of ours."""
     return re.sub(r"\n(?=\S)", "\n  ", visible(text))
+
+
+def folded(line: str, width: int, indent: str = "  ") -> list[str]:
+    """Return a line as those of a screen: broken between words, each after the first behind ``indent``.
+
+    A command in quotes stays in one of them, since it is copied more easily so.
+    """
+    kept = _COMMAND.sub(lambda quoted: quoted.group().replace(" ", _UNBROKEN), line)
+    lines = textwrap.wrap(
+        kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [part.replace(_UNBROKEN, " ") for part in lines] or [line]
+
+
+_COMMAND = re.compile(r"(?<!\w)'[^'\n]+'(?!\w)")
+"""A command in a sentence; apostrophes begin none."""
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 def without_urls(text: str) -> str:

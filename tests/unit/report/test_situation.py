@@ -36,6 +36,7 @@ from tests.builders.live_statuses import live_node, live_status
 from tests.there import there
 
 NOW = 2000.0
+BY_JOB = "--from before the script: 'sbatch train.sbatch --from 7 train.py'"
 
 
 def seen(phase: str = "training", **known: object) -> JobSituation:
@@ -255,10 +256,10 @@ def test_a_cancelled_job_has_nothing_wrong_and_a_finished_one_nothing_to_do() ->
     order = "ordered to end by SIGTERM; steps 897 to 982 are lost"
     assert seen("cancelled", code=143, reason=order).wrong == ("steps 897 to 982 are lost",)
     assert cancelled.advice is not None
-    assert cancelled.advice.text.endswith("submit it again with 'srobust run --from 7'")
+    assert cancelled.advice.text.endswith(f"submit it again with {BY_JOB}")
     named = seen("cancelled", code=143, training=True).advice
     assert named is not None
-    assert named.text.endswith("with the same --training, or with 'srobust run --from 7'")
+    assert named.text.endswith(f"with the same --training, or with {BY_JOB}")
     assert seen("cancelled", code=143).advice is None, "nothing to go on from"
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import pty
 import re
+import struct
 import sys
+import termios
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -76,6 +79,26 @@ def test_what_a_command_does_stays_in_one_line_of_a_real_terminal(
     assert seen.count(b"\r\x1b[2K") >= 2, seen
     assert b"asking?" not in seen
     assert not re.search(rb"\x07|\x1b\]0", seen), "what is printed meanwhile controls nothing"
+
+
+def test_messages_break_between_words_where_a_terminal_is_too_narrow() -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    told = "srobust: error: the job has no node left\n  fix: read 'srobust status 4711' for what it waits now"
+    with open(theirs, "w") as stderr, contextlib.redirect_stderr(stderr), visible_only():
+        print(told, file=sys.stderr)
+        print("drill it, which costs a standby. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+        seen = ""
+        while "[y/N] " not in seen:
+            seen += os.read(ours, 4096).decode()
+    os.close(ours)
+    assert seen.splitlines() == [
+        "srobust: error: the job has no node left",
+        "  fix: read 'srobust status 4711' for",
+        "    what it waits now",
+        "drill it, which costs a standby. Go on?",
+        "  [y/N] ",
+    ]
 
 
 def test_nothing_is_shown_of_what_is_quick() -> None:
