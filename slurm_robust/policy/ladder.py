@@ -160,12 +160,22 @@ def out_of_memory(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
 def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Judge on rung 1 that the first rank to fail found its node's own file system full, and no other's was.
 
-    Once per job: what fills the disk of one node after the other is the job.
+    Once per job: what fills the disk of one node after the other, or of all, is the job.
     """
     root = fault.root
     if root is None or root.exit.error is None or not root.exit.error.full:
         return None
     alike = {e.node for e in fault.exits if e.exit.error is not None and e.exit.error.full}
+    if len(alike) > 1 and alike.issuperset(state.world.slots):
+        return Verdict(
+            rung=1,
+            blame=Blame.CODE,
+            signature=Signature(kind=FaultKind.DISK_FULL),
+            reason=f"no room left in {root.exit.error.full} of all nodes: the job fills it itself, or its "
+            "earlier runs did: remove what they left, and write less there",
+            confidence=0.7,
+            allowed=min(1, rules.limits.per_signature),
+        )
     if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.world.attempts):
         return None
     reason = f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}"

@@ -179,6 +179,17 @@ def test_full_disks_of_several_nodes_and_what_they_share_are_the_jobs() -> None:
     assert kinds(decide(STATE, failed(root=shared, exits=(shared,)), 0.0, RULES)) == ["Restart"]
 
 
+def test_what_fills_all_nodes_alike_is_the_jobs_own_and_that_is_said() -> None:
+    found = [out_of_room(rank, node, "/dev/shm") for rank, node in enumerate(STATE.world.slots)]
+    decision = decide(STATE, failed(root=found[0], exits=tuple(found)), 0.0, RULES)
+    assert kinds(decision) == ["Restart"]
+    assert there(decision.verdict).blame is inc.Blame.CODE
+    assert "no room left in /dev/shm of all nodes: the job fills it itself" in decision.reason
+    again = changed(STATE, attempts=(Attempt(signature=there(decision.verdict).signature, t=0.0, step=5),))
+    last = decide(again, failed(root=found[0], exits=tuple(found)), 1.0, RULES)
+    assert kinds(last) == ["GiveUp"]
+
+
 def test_nobody_can_start_a_worker_blames_the_code_not_the_nodes() -> None:
     unable = dict.fromkeys(("n1", "n2", "n3"), "No module named 'x'")
     decision = decide(STATE, failed(unable=unable), 0.0, RULES)
