@@ -182,9 +182,16 @@ def _down(args: argparse.Namespace) -> int:
     known = sandbox_names()
     for name in known if args.all else (args.name,):
         with Bar(f"shutting {name} down"):
-            take_down(name)
+            ending = take_down(name)
         others = f"; there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else ""
         print(f"sandbox {name!r} is down" if name in known else f"no sandbox {name!r} was up{others}")
+        if ending:
+            left = ", ".join(map(str, ending))
+            print(
+                f"processes {left} of it hold nothing; they end when PID 1 of this machine reaps the "
+                "processes that it adopted (start a container with --init)",
+                file=sys.stderr,
+            )
     if args.cache:
         remove_cache()
     return ExitCode.SUCCESS

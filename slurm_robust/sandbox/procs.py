@@ -158,6 +158,16 @@ def is_gone(pid: int) -> bool:
     return process is None or not process.is_live
 
 
+def is_ending(pid: int) -> bool:
+    """Return whether the process has given back all that it had, and waits for others to be reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    state, memory = fields[0], fields[20]
+    return state not in ("Z", "X") and memory == "0"
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:
     """Return whether the condition came true in time; it is asked at least once."""
     deadline = time.monotonic() + timeout_s

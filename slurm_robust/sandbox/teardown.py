@@ -21,27 +21,32 @@ from slurm_robust.sandbox.procs import wait_until
 DOWN_S = 15.0
 EXEC_S = 1.0
 """Within this time the command line of a launcher shows what it is, although its ``up`` was killed."""
+REAPED_S = 1.0
+"""Time in which a machine whose PID 1 reaps has reaped all."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def take_down(name: str, *, is_ours: bool = False) -> None:
+def take_down(name: str, *, is_ours: bool = False) -> tuple[int, ...]:
     """Kill every process of a sandbox, whole or half started, and remove its folder.
 
-    Fine when there is none. ``is_ours``: the caller is the ``up`` that holds the folder. Raises
+    Fine when there is none. ``is_ours``: the caller is the ``up`` that holds the folder. Returns what holds
+    nothing any more, and only ends once the machine's PID 1 reaps a process that entered the sandbox. Raises
     :class:`NotASandbox` for a folder that ``up`` did not make, and :class:`SandboxError` when something of it
     does not die within 15 s.
     """
     folder = StateFolder(name)
     deadline = time.monotonic() + DOWN_S
-    _kill_all(folder, deadline)
+    killed = _kill_all(folder, deadline)
     if not is_ours:
         # Until its exec, a launcher that a killed `up` has just forked looks like `up`, and holds the folder.
         wait_until(lambda: not is_held(folder.path), EXEC_S)
-        _kill_all(folder, deadline)
+        killed += _kill_all(folder, deadline)
     if _has_cgroups(folder):
         cgroups.sweep()
     _remove(folder.path)
     _remove_root(folder.path.parent)
+    wait_until(lambda: not any(map(procs.is_ending, killed)), REAPED_S)
+    return tuple(filter(procs.is_ending, killed))
 
 
 def is_held(path: Path) -> bool:
@@ -60,10 +65,14 @@ def is_held(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _kill_all(folder: StateFolder, deadline: float) -> None:
+def _kill_all(folder: StateFolder, deadline: float) -> list[int]:
+    """Return the inits that were killed."""
+    killed: list[int] = []
     # Again until none is seen: a launcher may have forked PID 1 between the scan and the kill.
     while begun := procs.sandbox_processes(folder.path):
         _kill(begun, deadline, folder.name)
+        killed += begun
+    return killed
 
 
 def _has_cgroups(folder: StateFolder) -> bool:

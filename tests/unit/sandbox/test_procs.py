@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.procs import SandboxProcess, find_rank, ranks_of
+from tests.waiting import wait_for
 
 
 def worker(pid: int, rank: int, *, parent: int = 1, job: int = 7, is_live: bool = True) -> SandboxProcess:
@@ -93,6 +95,21 @@ def test_the_same_folder_under_another_root_is_another_sandbox(tmp_path: Path) -
             assert procs.runs_init(process.pid, Path("/var/lib/sandbox/x")) is (not root)
             assert procs.sandbox_processes(Path("/var/lib/sandbox/x")) == (() if root else (process.pid,))
             process.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+def test_an_init_whose_last_process_nobody_reaps_is_ending() -> None:
+    with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "60"]) as launcher:
+        wait_for(lambda: procs.children(launcher.pid), 10, "the init of a namespace")
+        (init,) = procs.children(launcher.pid)
+        assert not procs.is_ending(init.pid)
+        with subprocess.Popen(["nsenter", f"--target={init.pid}", "--pid", "sleep", "60"]) as entered:
+            wait_for(lambda: procs.children(entered.pid), 10, "a process that entered it")
+            entered.send_signal(signal.SIGSTOP)
+            os.kill(init.pid, signal.SIGKILL)
+            wait_for(lambda: procs.is_ending(init.pid), 10, "it waits for a process that is not reaped")
+            entered.send_signal(signal.SIGCONT)
+        wait_for(lambda: not procs.is_ending(init.pid), 10, "it has ended")
 
 
 def test_a_process_is_read_as_it_is() -> None:
