@@ -17,7 +17,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.record import Record
 
 _KEYS = {
-    "limits": "per_signature per_hour total",
+    "limits": "per_signature per_hour per_day total",
     "timings": (
         "node_dead_s unreachable_s agent_start_s launch_s stop_grace_s checkpoint_s moment_s shutdown_s"
     ),

@@ -61,8 +61,12 @@ class Limits(Section):
     per_hour: Count = 10
     """Restarts within any 3600 s, for any reason."""
 
-    total: Count = 100
-    """Restarts over the life of the job, including all its requeues."""
+    per_day: Count = 100
+    """Restarts within any 24 hours, for any reason. A job of many thousand GPUs may need more."""
+
+    total: Annotated[Count | None, Meta(examples=[500])] = None
+    """Restarts over the life of the job, including all its requeues. ``null``: no limit of this kind, as a
+    long job has many faults."""
 
 
 class Timings(Section):

@@ -270,7 +270,7 @@ class Signature(Record):
 
 
 class StackLocation(Record):
-    """The place of a fault by the stacks of all ranks."""
+    """The place of a fault, by the stacks of all ranks or by the rank that crashed."""
 
     symptom: Symptom
     step: int
@@ -281,6 +281,8 @@ class StackLocation(Record):
     """What the ranks did there."""
     silent: bool = False
     """They are named since nothing was heard of them (:attr:`.Localisation.silent`)."""
+    t: float = 0.0
+    """When the incident began, by the wall clock; 0 if that is not known."""
 
 
 class Verdict(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property, singledispatch
 
 import msgspec
@@ -27,6 +28,14 @@ TAKEOVER_GAP = 10
 """A controller launches fewer generations before it sees that another one has taken over. Their numbers are
 left out, so that no two controllers ever write checkpoints of one name.
 """
+
+REPAIRED_S = 3 * 86400.0
+"""An evicted node may serve its job again after this time, if Slurm offers it: what the site's test finds
+wrong is drained. Else a job of months would shun more and more nodes that have long been repaired.
+"""
+
+MAX_REPLENISHED = 100
+"""Requests for standbys that are remembered: the policy allows no more in a day."""
 
 _MAX_OF_IT = 0.5  # of a run's time
 _NEAR_S = 600.0  # hardly any job has Slurm warn earlier before a time limit
@@ -93,9 +102,11 @@ class JobState(Record, dict=True):
     """How many standbys the job was submitted with."""
     replenish: ev.ReplenishBegun | None = None
     """The newest of this run that has not got a node."""
-    replenished: int = 0
-    """How many there were in this run."""
+    replenished: tuple[float, ...] = ()
+    """When they began in this run, by the wall clock; the newest :data:`MAX_REPLENISHED`."""
     evicted: dict[str, str] = {}
+    evicted_at: dict[str, float] = {}
+    """When each of them was evicted, by the wall clock."""
     unproven: tuple[str, ...] = ()
     """Those of ``evicted`` that suspicion alone speaks against."""
     quick_tested: tuple[str, ...] = ()
@@ -178,6 +189,16 @@ class JobState(Record, dict=True):
         """The companion of each node that one lends."""
         return {companion.node: job_id for job_id, companion in self.companions.items() if companion.node}
 
+    def shunned(self, now: float, *, anew: bool = False) -> tuple[str, ...]:
+        """Return the evicted nodes that may not serve again yet, in the order in which they were evicted.
+
+        ``anew``: another run begins, which has none of them still.
+        """
+        own = () if anew else (*self.held, *self.lenders)
+        return tuple(
+            node for node in self.evicted if node in own or now - self.evicted_at.get(node, now) < REPAIRED_S
+        )
+
     def is_without_progress(self, now: float) -> bool:
         """Return whether this run, if it ends ``now``, had its time and made no new step.
 
@@ -193,6 +214,19 @@ class JobState(Record, dict=True):
 def apply(event: object, state: JobState) -> JobState:
     """Return ``state`` after ``event``. Events that only inform leave it as it is."""
     return state
+
+
+def _serve_again(nodes: Collection[str], t: float, state: JobState, *, anew: bool = False) -> JobState:
+    """Return ``state`` in which those of ``nodes`` count as repaired that were evicted long before ``t``."""
+    back = set(state.evicted).intersection(nodes).difference(state.shunned(t, anew=anew))
+    if not back:
+        return state
+    return msgspec.structs.replace(
+        state,
+        evicted={node: why for node, why in state.evicted.items() if node not in back},
+        unproven=tuple(node for node in state.unproven if node not in back),
+        quick_tested=tuple(node for node in state.quick_tested if node not in back),
+    )
 
 
 def _in_world(state: JobState, name: str, **changes: object) -> JobState:
@@ -251,6 +285,7 @@ def _(event: ev.ControllerStarted, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.AllocationTaken, state: JobState) -> JobState:
+    state = _serve_again(event.nodes, event.t, state, anew=True)
     state = _in_all(state, slots=(), running=False, stopping=None, saving=None)
     state = _in_world(state, ev.TRAIN, slots=event.slots)
     return msgspec.structs.replace(
@@ -268,7 +303,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         standbys={},
         standby_tests={},
         replenish=None,
-        replenished=0,
+        replenished=(),
         allocated=event.t,
         time_limit_s=event.time_limit_s,
         gpus=event.gpus,
@@ -514,6 +549,7 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
     return msgspec.structs.replace(
         state,
         evicted={**state.evicted, event.node: event.reason},
+        evicted_at={**state.evicted_at, event.node: event.t},
         unproven=(*state.unproven, event.node) if event.unproven else state.unproven,
         spares=tuple(s for s in state.spares if s != event.node),
     )
@@ -571,6 +607,7 @@ def _(event: ev.CompanionStarted, state: JobState) -> JobState:
     if known is None:
         return state
     lent = msgspec.structs.replace(known, node=event.node)
+    state = _serve_again((event.node,), event.t, state)
     return msgspec.structs.replace(
         state,
         companions={**state.companions, event.job_id: lent},
@@ -606,7 +643,9 @@ def _(event: ev.ModulesLearned, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.ReplenishBegun, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, replenish=event, replenished=state.replenished + 1)
+    return msgspec.structs.replace(
+        state, replenish=event, replenished=(*state.replenished, event.t)[-MAX_REPLENISHED:]
+    )
 
 
 @apply.register
@@ -614,8 +653,12 @@ def _(event: ev.RequeueStarted, state: JobState) -> JobState:
     without_progress = state.runs_without_progress
     if state.requeueing is None and not event.failure and state.is_without_progress(event.t):
         without_progress += 1  # once, even if another controller has to go on asking
-    now, weak = set(event.exclude), set(state.unproven)
-    earlier = [node for node in state.excluded if node not in now]
+    now, weak, evicted_at = set(event.exclude), set(state.unproven), state.evicted_at
+    earlier = [
+        node
+        for node in state.excluded
+        if node not in now and event.t - evicted_at.get(node, event.t) < REPAIRED_S
+    ]
     unproven = [node for node in event.exclude if node in weak]
     return msgspec.structs.replace(
         _in_all(state, saving=None, running=False),

@@ -14,7 +14,7 @@ from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
 
 MAX_PLACES = 32
-"""Places of hangs and slowdowns that are remembered."""
+"""Places of hangs, slowdowns and crashes that are remembered."""
 
 MAX_DRILLS = 8
 """Drills of one generation that are remembered, the newest."""
@@ -84,7 +84,7 @@ class World(Record, dict=True):
     """Some generation has made a step."""
     attempts: tuple[Attempt, ...] = ()
     places: tuple[StackLocation, ...] = ()
-    """Places of the faults of earlier generations by their stacks."""
+    """Places of the faults of earlier generations, by their stacks or by the rank that crashed."""
     incident: OpenIncident | None = None
     drills: tuple[ev.DrillPlanted, ...] = ()
     """Drills of this generation that may explain a fault."""
@@ -387,8 +387,9 @@ def _(event: ev.Decided, world: World) -> World:
         incident = msgspec.structs.replace(incident, decided=event.t)
     if event.drill:  # it says nothing of a later fault
         return msgspec.structs.replace(world, incident=incident)
-    # If another decision follows, that one is the attempt.
-    if event.verdict is not None and is_final(event.actions):
+    if not is_final(event.actions):  # another decision follows, which is the attempt
+        return msgspec.structs.replace(world, incident=incident)
+    if event.verdict is not None:
         attempt = Attempt(
             signature=event.verdict.signature,
             t=event.t,

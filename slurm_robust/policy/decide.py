@@ -55,6 +55,7 @@ def decide_first(state: JobState, fault: Fault, now: float, rules: Rules) -> Dec
 
 
 def _decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
+    state = structs.replace(state, evicted={node: state.evicted[node] for node in state.shunned(now)})
     root = fault.root
     final = [code for code in rules.config.final_exit_codes if code]
     if root is not None and not fault.lost and root.exit.code in final:
@@ -102,7 +103,7 @@ def at_the_end(state: JobState, reason: str, now: float, rules: Rules, *, warned
         why = f"{reason}, and slurm.requeue is off"
     if why:
         return GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=why)
-    return Requeue(exclude=tuple(state.evicted), reason=reason)
+    return Requeue(exclude=state.shunned(now), reason=reason)
 
 
 def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tuple[tuple[Action, ...], str]:

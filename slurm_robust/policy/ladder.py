@@ -25,8 +25,9 @@ from slurm_robust.model.incident import (
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.repeats import crash_place, crashes_here
 from slurm_robust.policy.restore import failed_to_restore, restore_failure
-from slurm_robust.policy.rules import Rules, convict
+from slurm_robust.policy.rules import HOUR_S, Rules, convict
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks, some_of
 
@@ -205,7 +206,7 @@ def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         signature=Signature(kind=FaultKind.SLOW_TO_DIE),
         reason=f"{unexplained(fault).reason}; killed workers remain on {some_of(sorted(fault.stuck))}",
         confidence=0.5,
-        allowed=rules.limits.total,
+        allowed=rules.limits.per_day,
     )
 
 
@@ -284,6 +285,9 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 SAME_STEP = 1
 """Ranks that hang at the same step may differ in whether they have reported the earlier step."""
 
+SAME_SLOWDOWN_S = HOUR_S
+"""Slow code is slow on another node soon. What is slow later is another node, as slow nodes wait alike."""
+
 
 def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Judge on rung 4 by the stacks of all ranks, which place a hang or a slowdown.
@@ -299,7 +303,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     stays, others = _stays_with(place, state)
     if found.silent and (moved or others):
         return None
-    if moved is not None:
+    if moved is not None and not others:
         return Verdict(
             rung=4,
             blame=Blame.CODE,
@@ -365,10 +369,10 @@ def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobSta
 
 
 def place_of(fault: Fault, state: JobState) -> StackLocation | None:
-    """Return the place of what ended the generation by the stacks; None if they do not show it."""
+    """Return the place of what ended the generation, by the stacks or by the crash; None if it has none."""
     found, symptom = fault.localisation, fault.symptom
     if found is None or symptom is None or not found.ranks:
-        return None
+        return crash_place(fault, state)
     return place(symptom, found, state)
 
 
@@ -383,19 +387,34 @@ def place(symptom: Symptom, found: Localisation, state: JobState) -> StackLocati
         nodes=tuple(nodes),
         stack=found.stack,
         silent=found.silent,
+        t=state.world.incident.begun if state.world.incident is not None else 0.0,
     )
 
 
 def moved_with_ranks(place: StackLocation, state: JobState) -> StackLocation | None:
-    """Return the same fault on other nodes before, None if none was. A hang is the same at the same step."""
+    """Return the same fault on other nodes before, None if none was.
+
+    A hang is the same at the same step, a slowdown within :data:`SAME_SLOWDOWN_S`. One that stayed with its
+    node says nothing of the ranks.
+    """
     for before in state.world.places:
         is_alike = before.ranks == place.ranks or before.stack == place.stack != ""
-        is_alike = is_alike and before.silent is place.silent
-        is_here = place.symptom is Symptom.SLOW or abs(before.step - place.step) <= SAME_STEP
+        is_alike = is_alike and before.silent is place.silent and not _stays_with(before, state)[1]
+        if place.symptom is Symptom.SLOW:
+            is_here = _apart_s(before, place, state) <= SAME_SLOWDOWN_S
+        else:
+            is_here = abs(before.step - place.step) <= SAME_STEP
         is_elsewhere = before.symptom is place.symptom and not set(before.nodes) & set(place.nodes)
         if is_alike and is_here and is_elsewhere:
             return before
     return None
+
+
+def _apart_s(before: StackLocation, after: StackLocation, state: JobState) -> float:
+    """Return how much later the second was, by the clock or, before its incident begins, by the steps."""
+    if before.t and after.t:
+        return abs(after.t - before.t)
+    return abs(after.step - before.step) * state.world.pace.p50_s
 
 
 # -- the other rungs ---------------------------------------------------------------------------------
@@ -569,6 +588,7 @@ LADDER: tuple[Rung, ...] = (
     tests_named,
     port_taken,
     gpu_memory_not_free,
+    crashes_here,
     wrong_code,
     stacks_named,
     slow_to_die,
@@ -583,6 +603,7 @@ WRITTEN_BY: dict[Rung, Writer] = {
     full_disk: Writer.USER,
     tests_named: Writer.OWNER,
     stacks_named: Writer.OWNER,
+    crashes_here: Writer.OWNER,
 }
 """Rungs that blame nodes, with the least privileged writer who can bring that about.
 

@@ -44,8 +44,9 @@ def protections(
     ``requeues``: Slurm may requeue it.
     """
     checkpoint, detect, companions = config.checkpoint, config.detect, config.companions
+    limits = config.limits
     observe = "mode is observe" if config.mode == "observe" else ""
-    no_restart = "limits allow none" if 0 in (config.limits.total, config.limits.per_hour) else ""
+    no_restart = "limits allow none" if 0 in (limits.total, limits.per_hour, limits.per_day) else ""
     borrows = companions.partition or companions.reservation is not None
     alone = "one node" if slots + spares < 2 else ""
     memory = "" if checkpoint.memory else "checkpoint.memory is false"

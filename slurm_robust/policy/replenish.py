@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.state import JobState
+from slurm_robust.model.state import MAX_REPLENISHED, JobState
+from slurm_robust.policy.rules import DAY_S
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 """After an attempt that got no node, doubled each time."""
@@ -10,8 +11,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 MAX_IN_VAIN = 24
 """Attempts in a row that got no node, about 20 hours: until another standby is lost, that is enough."""
 
-MAX_IN_A_RUN = 100
-"""If lent nodes go bad one after the other, the nodes are not at fault."""
+MAX_IN_A_DAY = MAX_REPLENISHED
+"""Attempts within 24 hours. If lent nodes go bad one after the other, the nodes are not at fault."""
 
 
 def missing_standbys(state: JobState) -> int:
@@ -24,7 +25,8 @@ def missing_standbys(state: JobState) -> int:
 def next_attempt(state: JobState, now: float) -> int:
     """Return the number of the attempt that is due ``now`` (wall clock), 0 for none."""
     missing, last = missing_standbys(state), state.replenish
-    if not missing or state.replenished >= MAX_IN_A_RUN:
+    today = [t for t in state.replenished if 0 <= now - t < DAY_S]
+    if not missing or len(today) >= MAX_IN_A_DAY:
         return 0
     if last is None or missing > last.missing:
         return 1

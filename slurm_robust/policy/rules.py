@@ -70,6 +70,7 @@ def convict(
 
 
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 MAX_RUNS_WITHOUT_PROGRESS = 3
 """So many runs of the Slurm job may end in a row without a new step: what was tried twice more is over."""
 
@@ -89,10 +90,12 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     if verdict.signature.kind is FaultKind.PORT_TAKEN:
         return None
     attempts = [a for a in state.world.attempts if a.signature.kind is not FaultKind.PORT_TAKEN]
-    recent = [a for a in attempts if now - a.t < HOUR_S]
-    if len(recent) >= limits.per_hour:
-        return f"{len(recent)} recoveries within an hour (limits.per_hour: {limits.per_hour})"
-    if len(attempts) >= limits.total:
+    bounds = (("an hour", "per_hour", limits.per_hour, HOUR_S), ("a day", "per_day", limits.per_day, DAY_S))
+    for time, name, most, within_s in bounds:
+        recent = [a for a in attempts if now - a.t < within_s]
+        if len(recent) >= most:
+            return f"{len(recent)} recoveries within {time} (limits.{name}: {most})"
+    if limits.total is not None and len(attempts) >= limits.total:
         return f"{len(attempts)} recoveries of this job (limits.total: {limits.total})"
     return None
 

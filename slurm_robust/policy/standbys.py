@@ -9,6 +9,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.cliques import domains, match, without_imex
+from slurm_robust.policy.repeats import suspected
 
 SETTLED_S = 30.0
 """Training has made steps for this long before standbys rehearse: a job that fails immediately needs none."""
@@ -23,8 +24,9 @@ _TEST_ORDER = (Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL)
 def in_order(state: JobState, nodes: Iterable[str]) -> list[str]:
     """Sort ``nodes`` in the order in which to take them.
 
-    Standbys that have rehearsed come first. Behind all others come standbys whose rehearsal has failed, whose
-    quick test gave no answer, and that failed it, in this order, unless all have failed alike.
+    Standbys that have rehearsed come first. Behind all others come standbys whose rehearsal has failed, from
+    which ranks were moved away since a fault had come there again, whose quick test gave no answer, and that
+    failed it, in this order, unless all have failed alike.
     """
     return sorted(nodes, key=_preference(state))
 
@@ -58,12 +60,12 @@ def without_blemish(state: JobState, standbys: Iterable[str]) -> list[str]:
     return [standby for standby in standbys if not any(preference(standby)[:-1])]
 
 
-def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, bool, int]]:
+def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, bool, bool, int]]:
     """Return the key by which standbys are sorted before they are taken; all but the last tells the fit."""
     alike, test_alike = failed_alike(state), tests_fail_alike(state)
-    cut_off = without_imex(state)
+    cut_off, suspects = without_imex(state), suspected(state)
 
-    def key(node: str) -> tuple[bool, int, bool, bool, int]:
+    def key(node: str) -> tuple[bool, int, bool, bool, bool, int]:
         known, test = state.standbys.get(node), state.standby_tests.get(node)
         stage = known.stage if known is not None else None
         if stage is StandbyStage.REHEARSAL_FAILED and alike:
@@ -72,7 +74,7 @@ def _preference(state: JobState) -> Callable[[str], tuple[bool, int, bool, bool,
         rehearsed = _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
         tested = _TEST_ORDER.index(outcome)
         failed = stage is StandbyStage.REHEARSAL_FAILED
-        return node in state.aside, tested, node in cut_off, failed, rehearsed
+        return node in state.aside, tested, node in suspects, node in cut_off, failed, rehearsed
 
     return key
 

@@ -30,10 +30,12 @@ from slurm_robust.model.release import Candidate, Release, Requester, When
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.world import World
 from slurm_robust.policy.decide import at_the_end, decide
+from slurm_robust.policy.repeats import left_behind, suspected
 from slurm_robust.policy.replacement import assign
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
 from slurm_robust.policy.rollback import LEAST_STEPS
 from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.sampling import reason_to_go_on
 from slurm_robust.simulator.faults import SimulatedFault, faults_of, given_faults
 from slurm_robust.simulator.seen import Strike, fault_seen
 from slurm_robust.simulator.site import SimulatedSite
@@ -51,6 +53,9 @@ _SOON_S = 0.01
 
 WARNED_S = 120.0
 """How long before the time limit a run begins to leave."""
+
+SUSPECTS_S = 1800.0
+"""How often suspected standbys are looked at."""
 
 _WRONG_NUMBERS = (FaultOf.NAN, FaultOf.CORRUPTION)
 
@@ -446,7 +451,9 @@ class PolicyLife:
                 excluded = set()  # too few others remain
             else:
                 self._wait(600.0)  # for repairs
-        slots, spares = assign(tuple(nodes), least, self._state.evicted, self._state.world.slots)
+        slots, spares = assign(
+            tuple(nodes), least, self._state.shunned(self._wall, anew=True), self._state.world.slots
+        )
         self._record(
             ev.AllocationTaken(
                 t=self._wall,
@@ -589,6 +596,9 @@ class PolicyLife:
             (self._due(self._updates), self._update),
             (self._due(self._preemptions), partial(self._make_room, "Slurm preempts the job")),
         ]
+        if suspected(self._state) and self._rules.replenish_sources:
+            self._leave_suspects()
+            choices.append((self._now + SUSPECTS_S, None))
         if missing_standbys(self._state) and self._rules.replenish_sources:
             choices.append((self._now, None) if self._replenish() else (self._now + 60.0, None))
         return min([*choices, (self._horizon, None)], key=lambda choice: choice[0])
@@ -611,6 +621,14 @@ class PolicyLife:
 
     # -- standbys --------------------------------------------------------------------------------------
 
+    def _leave_suspects(self) -> None:
+        """Give back standbys from which ranks were moved, if the fault has not gone with them."""
+        for node, why in left_behind(self._state, self._rules, self._wall).items():
+            self._count_eviction(node)
+            self._record(ev.NodeEvicted(t=self._wall, node=node, reason=why, incident=0, unproven=True))
+            self._record(ev.NodeGivenBack(t=self._wall, node=node, how="by shrinking the job"))
+            self._return(node)
+
     def _replenish(self) -> bool:
         """Ask for a node in place of a standby, if that is due; return whether one has come."""
         attempt = next_attempt(self._state, self._wall)
@@ -628,7 +646,7 @@ class PolicyLife:
         for source in sources:
             reserved = bool(source.reservation)
             pool = self._site.reserved if reserved else self._site.free
-            without = self._cut_off(pool).union(self._state.evicted)
+            without = self._cut_off(pool).union(self._state.shunned(self._wall))
             nodes = self._site.take(wanted - len(lent), reserved=reserved, without=without)
             for node in nodes:
                 self._companions += 1
@@ -730,6 +748,8 @@ class PolicyLife:
         if goes_on:
             self._count_steps(self._now)
         fault = fault_seen(strike, self._world, self.spec.job, good_step=good, chance=self._chance)
+        if fault.symptom is Symptom.SLOW and self._first_at < math.inf and self._is_let_go_on(fault):
+            return _Next.TRAIN
         others = [one for one in self._strikes if one.source.kind is FaultOf.NODE]
         if others:  # seen together
             self._strikes = [one for one in self._strikes if one not in others]
@@ -740,6 +760,12 @@ class PolicyLife:
         self._stop(fault, good if strike.source.kind in _WRONG_NUMBERS else None)
         self._wait(self._draw(self.spec.phases.decide))
         return self._answer(structs.replace(fault, generation=self._world.generation))
+
+    def _is_let_go_on(self, slow: Fault) -> bool:
+        """Return whether training stays slow, since stopping it would gain nothing."""
+        sampled = structs.replace(slow, times=self.spec.policy.detect.slow_samples)
+        found = slow.localisation
+        return found is not None and bool(reason_to_go_on(sampled, found, self._rules, self._state))
 
     def _pause(self) -> None:
         """No step is made any more."""
@@ -837,10 +863,7 @@ class PolicyLife:
 
     def _evict(self, node: str, decided: ev.Decided) -> None:
         assert decided.verdict is not None
-        if node in self._site.broken or node in self._site.down:
-            self._right += 1
-        else:
-            self._wrong += 1
+        self._count_eviction(node)
         self._record(
             ev.NodeEvicted(
                 t=self._wall,
@@ -850,6 +873,12 @@ class PolicyLife:
                 unproven=decided.verdict.unproven,
             )
         )
+
+    def _count_eviction(self, node: str) -> None:
+        if node in self._site.broken or node in self._site.down or node in self._at_fault:
+            self._right += 1
+        else:
+            self._wrong += 1
 
     def _roll_back(self, release: str, candidate: Candidate | None) -> None:
         """Go back: what the release has made does not count any more."""

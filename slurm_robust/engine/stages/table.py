@@ -101,9 +101,10 @@ def _new_run(state: JobState, plan: RunPlan, now: float) -> list[ev.AnyEvent]:
         reason = "the run of the Slurm job ended"
         news.append(ev.GenerationEnded(t=now, generation=state.world.generation, reason=reason, pending=True))
     where = domains(state, blocks=plan.blocks)
-    slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.world.slots, where, plan.segment)
+    shunned = state.shunned(now, anew=True)
+    slots, spares = assign(plan.nodes, plan.slots, shunned, state.world.slots, where, plan.segment)
     for node in slots:
-        if node in state.evicted:
+        if node in shunned:
             text = f"{node} was evicted before and is used again: the allocation has no other node"
             news.append(ev.Noted(t=now, text=text, node=node))
     taken = ev.AllocationTaken(

@@ -112,7 +112,7 @@ class Companions:
         near: tuple[str, ...],
     ) -> NodeRequest:
         request = NodeRequest(self)
-        exclude = tuple(dict.fromkeys((*self._context.state.evicted, *also)))
+        exclude = tuple(dict.fromkeys((*self._context.state.shunned(now.wall), *also)))
         question = BorrowNodes(sources=sources, missing=missing, exclude=exclude, some=some, near=near)
         self._context.ask(question, now, partial(self._on_answer, request, sources[0]))
         return request

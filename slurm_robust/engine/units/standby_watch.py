@@ -11,6 +11,7 @@ from slurm_robust.engine.units.companions import Companions
 from slurm_robust.engine.units.monitor import Monitor
 from slurm_robust.engine.units.starts import AgentStarts
 from slurm_robust.model import events as ev
+from slurm_robust.policy.repeats import left_behind
 from slurm_robust.policy.standbys import failed_tests
 
 DRAINED = "drained by"
@@ -20,7 +21,9 @@ _NOT_YET = "it has not joined yet"
 class EvictNode(Protocol):
     """Evicts ``node``, as :meth:`Core.evict` does."""
 
-    def __call__(self, node: str, reason: str, now: Now, *, evidence: tuple[str, ...] = ()) -> None:
+    def __call__(
+        self, node: str, reason: str, now: Now, *, evidence: tuple[str, ...] = (), unproven: bool = False
+    ) -> None:
         """Use ``node`` no more in this job."""
 
 
@@ -44,10 +47,12 @@ class StandbyWatch:
         acts = context.config.mode == "act"
         failed = failed_tests(context.state, now.wall) if acts else {}
         tested = {node: f"its quick test failed: {why}" for node, why in failed.items()}
-        unfit = tested | (self._monitor.unfit_spares() if acts else {})
+        left = left_behind(context.state, context.rules, now.wall) if acts else {}
+        unfit = tested | left | (self._monitor.unfit_spares() if acts else {})
         for node, why in unfit.items():
             reason = f"spare {node} is not fit: {why}"
-            self._evict(node, reason, now, evidence=(failed[node],) if node in failed else ())
+            evidence = tuple(found[node] for found in (failed, left) if node in found)
+            self._evict(node, reason, now, evidence=evidence, unproven=node in left)
             context.emit(Say(text=f"{reason}: it is not used any more"))
         deaths = context.fleet.deaths(context.state.spares)
         for node in context.state.spares:

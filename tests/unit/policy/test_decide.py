@@ -141,8 +141,20 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
     last = decide(state, fault, 1.0, RULES)
     assert last.verdict is None or last.verdict.signature != PORT_TAKEN, "it is judged like any other end"
     fresh = changed(STATE, attempts=state.world.attempts[-MAX_PORTS:])
-    several = rules(limits=Limits(per_hour=1, total=1))
+    several = rules(limits=Limits(per_hour=1, per_day=1, total=1))
     assert kinds(decide(fresh, failed(root=root(signal=9)), 1.0, several)) == ["Restart"]
+
+
+def test_restarts_are_bounded_by_the_hour_and_the_day_and_those_of_earlier_days_do_not_add_up() -> None:
+    hour = 3600.0
+    attempts = tuple(Attempt(signature=SEGFAULT, t=number * hour, step=number) for number in range(200))
+    busy, fault = changed(STATE, attempts=attempts, best_step=500), failed(root=root(signal=9))
+    now = 199 * hour + 1
+    assert kinds(decide(busy, fault, now, RULES)) == ["Restart"]
+    few = decide(busy, fault, now, rules(limits=Limits(per_day=20)))
+    assert "24 recoveries within a day (limits.per_day: 20)" in few.reason
+    assert kinds(few) == ["GiveUp"]
+    assert kinds(decide(busy, fault, now, rules(limits=Limits(total=200)))) == ["GiveUp"]
 
 
 def test_a_port_is_no_reason_where_rank_zero_has_ended_well() -> None:

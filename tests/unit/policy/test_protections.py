@@ -57,6 +57,7 @@ def test_a_job_that_slurm_may_not_requeue_lacks_that() -> None:
     ("settings", "expected"),
     [
         ({"limits": Limits(total=0)}, {"restarts": "limits allow none"}),
+        ({"limits": Limits(per_day=0)}, {"restarts": "limits allow none"}),
         ({"limits": Limits(per_hour=0)}, {"restarts": "limits allow none"}),
         ({"detect": DetectConfig(hang=False)}, {"hangs": "detect.hang is false"}),
         ({"detect": DetectConfig(inspect=False)}, {"faults of nodes": "detect.inspect is false"}),

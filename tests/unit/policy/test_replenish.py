@@ -10,7 +10,7 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy.replenish import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    MAX_IN_A_RUN,
+    MAX_IN_A_DAY,
     MAX_IN_VAIN,
     missing_standbys,
     next_attempt,
@@ -70,6 +70,7 @@ def test_a_clock_that_jumped_back_delays_nothing() -> None:
 
 
 def test_nodes_that_go_bad_one_after_the_other_are_not_replaced_for_ever() -> None:
-    many = state(EVICTED, *(begun(5.0, 1) for _ in range(MAX_IN_A_RUN)))
-    assert next_attempt(many, 1e6) == 0
+    many = state(EVICTED, *(begun(5.0, 1) for _ in range(MAX_IN_A_DAY)))
+    assert next_attempt(many, 3600.0) == 0
+    assert next_attempt(many, 86406.0) == 2, "a run of months uses more standbys than those of a bad day"
     assert next_attempt(apply(TAKEN, apply(EVICTED, many)), 1e6) == 0, "the next run has its standbys"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Restart, StackLocation, Symptom
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy.replacement import fit_spares
@@ -45,6 +46,13 @@ def test_failures_that_differ_or_where_one_has_passed_count() -> None:
     assert fit_spares(state(*differ)) == ("n4", "n2", "n3")
     passed = (at("n2", FAILED, "SIGSEGV"), at("n3", FAILED, "SIGSEGV"), at("n4", REHEARSED))
     assert fit_spares(state(*passed)) == ("n4", "n2", "n3")
+
+
+def test_a_standby_from_which_ranks_were_moved_comes_last() -> None:
+    place = StackLocation(symptom=Symptom.HANG, step=1, ranks=(0,), nodes=("n2",))
+    decided = ev.Decided(t=2.0, incident=1, actions=(Restart(),), reason="r", place=place)
+    known = (decided, at("n2", REHEARSED), at("n3", FAILED, "SIGSEGV"))
+    assert fit_spares(state(*known)) == ("n4", "n3", "n2")
 
 
 def test_another_run_of_the_job_begins_anew() -> None:

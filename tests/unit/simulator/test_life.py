@@ -9,6 +9,7 @@ from slurm_robust.config.job import CheckpointConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Swap
 from slurm_robust.model.journal import fold
+from slurm_robust.model.state import REPAIRED_S
 from slurm_robust.simulator.figures import account_of, figures_of
 from slurm_robust.simulator.life import PolicyLife, SimulatedLife
 from slurm_robust.simulator.spec import (
@@ -94,18 +95,20 @@ def test_the_time_of_a_life_is_accounted_for_and_its_journal_folds(seed: int) ->
 def test_no_node_has_two_places_and_no_evicted_node_trains(seed: int) -> None:
     life = played(seed, faults=MIXED)
     for journal in life.journals:
-        evicted: set[str] = set()
+        evicted: dict[str, float] = {}
         for event in journal:
             if isinstance(event, ev.AllocationTaken):
                 assert len({*event.slots, *event.spares}) == len(event.slots) + len(event.spares)
                 evicted.clear()
             elif isinstance(event, ev.NodeEvicted):
-                evicted.add(event.node)
+                evicted[event.node] = event.t
+            elif isinstance(event, ev.CompanionStarted) and event.node in evicted:
+                assert event.t - evicted.pop(event.node) >= REPAIRED_S
             elif isinstance(event, ev.QuickTested):
-                evicted -= set(event.passed)
+                evicted = {node: t for node, t in evicted.items() if node not in event.passed}
             elif isinstance(event, ev.GenerationLaunched):
                 assert len(set(event.slots)) == len(event.slots)
-                assert not evicted & set(event.slots)
+                assert not evicted.keys() & set(event.slots)
 
 
 def test_a_node_that_a_check_names_is_evicted_and_its_standby_takes_its_place() -> None:
