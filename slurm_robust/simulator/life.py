@@ -24,7 +24,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, Fault, Symptom, TestResult
 from slurm_robust.model.job import CommandKind
-from slurm_robust.model.progress import CHECKPOINT, EVALUATION
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION, PaceHistory
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import Candidate, Release, Requester, When
 from slurm_robust.model.state import JobState, apply
@@ -139,6 +139,7 @@ class PolicyLife:
         self._written: list[CheckpointId] = []  # to storage
         self._struck = self._right = self._wrong = 0
         self._named: dict[str, None] = {}
+        self._at_fault: set[str] = set()  # nodes at which something was wrong, also if it does not last
         self._died: list[tuple[float, str]] = []
         self._shown: set[str] = set()  # nodes at which a hang or a slowdown was seen
         self._leaves_at = math.inf  # when the time limit of this run is near
@@ -312,6 +313,8 @@ class PolicyLife:
         if fault.source.kind in (FaultOf.HANG, FaultOf.SLOW):  # with two of its ranks, it is the node's
             self._named |= dict.fromkeys(node for node in nodes if node in self._shown)
             self._shown.update(nodes)
+        if fault.at_node and fault.source.kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
+            self._at_fault.update(nodes)
         values = {name: getattr(fault, name) for name in fault.__struct_fields__}
         self._strikes.append(Strike(**{**values, "t": self._now, "nodes": nodes}))
 
@@ -513,6 +516,9 @@ class PolicyLife:
         self._first_step = self._counted = self._begun_with
         generation = self._world.generation
         self._record(ev.FirstStep(t=self._wall, generation=generation, step=self._first_step, reported=True))
+        if not self._world.pace.p50_s:
+            pace = PaceHistory(steps=1, p50_s=self._pace_s)
+            self._record(ev.PaceLearned(t=self._wall, generation=generation, pace=pace))
         self._gone.clear()
         self._moved.clear()
         self._plan_repeats()
@@ -659,6 +665,7 @@ class PolicyLife:
 
     def _return(self, node: str) -> None:
         """Give ``node`` back: to the reservation, if a companion has lent it."""
+        self._at_fault.discard(node)
         job = self._companion_of.pop(node, None)
         if job is not None:
             self._record(ev.CompanionEnded(t=self._wall, job_id=job, reason="its node is not used any more"))

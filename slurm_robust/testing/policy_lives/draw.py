@@ -144,7 +144,8 @@ def _policy(chance: Random) -> JobConfig:
         limits=Limits(
             per_signature=chance.choice((0, 1, 2, 2, 5)),
             per_hour=chance.choice((0, 3, 10, 10, 100)),
-            total=chance.choice((0, 5, 100, 100, 1000)),
+            per_day=chance.choice((0, 5, 100, 100, 1000)),
+            total=chance.choice((5, None, None, None, 1000)),
         ),
         timings=Timings(unreachable_s=chance.choice((30.0, 300.0))),
         checkpoint=CheckpointConfig(

@@ -12,7 +12,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import FaultKind
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.policy.rules import HOUR_S
+from slurm_robust.policy.rules import DAY_S, HOUR_S
 from slurm_robust.simulator.figures import account_of
 from slurm_robust.simulator.life import BEGUN, PolicyLife, SimulatedLife
 from slurm_robust.simulator.spec import Spec
@@ -75,10 +75,11 @@ def _exceeded(event: ev.Decided, state: JobState, limits: Limits) -> Iterator[st
     same = [one for one in world.without_progress if one.signature == verdict.signature]
     if len(same) >= max(verdict.allowed, 0):
         yield f"answer {len(same) + 1} to '{verdict.signature}' without a new step, of {verdict.allowed}"
-    recent = [one for one in world.attempts if event.t - one.t < HOUR_S]
-    if len(recent) >= limits.per_hour:
-        yield f"answer {len(recent) + 1} within an hour, of {limits.per_hour}"
-    if len(world.attempts) >= limits.total:
+    for most, within_s in ((limits.per_hour, HOUR_S), (limits.per_day, DAY_S)):
+        recent = [one for one in world.attempts if event.t - one.t < within_s]
+        if len(recent) >= most:
+            yield f"answer {len(recent) + 1} within {within_s:g} s, of {most}"
+    if limits.total is not None and len(world.attempts) >= limits.total:
         yield f"answer {len(world.attempts) + 1} of the job, of {limits.total}"
 
 
@@ -135,7 +136,7 @@ def each_has_one_place(spec: Spec, life: SimulatedLife) -> Iterator[str]:
                 if evicted - taken_again:
                     yield f"{sorted(evicted)} were evicted, and train in generation {event.generation}"
             elif isinstance(event, ev.AllocationTaken):
-                taken_again = set(event.slots) & set(state.evicted)
+                taken_again = set(event.slots).intersection(state.shunned(event.t, anew=True))
                 if taken_again and event.spares:
                     yield f"{sorted(taken_again)} were evicted, and {event.spares} stand by"
             state = apply(event, state)
