@@ -118,7 +118,9 @@ class PolicyLife:
         self._state = JobState()
         self._strikes: list[Strike] = []  # that the controller has not dealt with
         self._bugs: dict[int, SimulatedFault] = {}  # of the code that persist
-        self._given = deque(given_faults(spec, f"faults {seed}"))
+        given = given_faults(spec, f"faults {seed}")
+        self._given = deque(fault for fault in given if not fault.source.starting)
+        self._given_starts = deque(fault for fault in given if fault.source.starting)
         self._victims: dict[str, tuple[str, ...]] = {}  # the nodes that faults have struck which come again
         self._next_update = self._next_restart = math.inf
         self._updates = deque(sorted(map(seconds, spec.owner.updates_after)))
@@ -494,8 +496,8 @@ class PolicyLife:
         self._first_at, self._counted = math.inf, ref.step if ref is not None else -1
         self._begun_with = self._counted + 1
         self._record(launched)
-        if self._given and self._given[0].source.starting and self._given[0].t <= self._trained_s + _SOON_S:
-            self._strike(self._given.popleft())
+        if self._given_starts and self._given_starts[0].t <= self._trained_s + _SOON_S:
+            self._strike(self._given_starts.popleft())
         if dead:
             self._hit(
                 SimulatedFault(t=self._now, source=FaultSource(kind=FaultOf.NODE, rate="0 / day")), dead
@@ -562,7 +564,7 @@ class PolicyLife:
         """Train until something ends the generation."""
         incident = self._world.incident
         if incident is not None:
-            missing = max(1, self._world.best_step + 1 - self._first_step)
+            missing = max(0, incident.step + 1 - self._first_step)  # the first new step is over
             due = self._first_at + missing * self._pace_s
             if self._wait_for_strike(max(0.0, due - self._now)):
                 return self._recover()
