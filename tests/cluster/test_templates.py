@@ -120,8 +120,10 @@ def test_what_init_writes_is_filled_in_for_the_site_and_the_doctor_finds_nothing
     assert (chosen["partition"], chosen["account"], chosen["nodes"]) == ("main", "users", "4")
     assert written["notes"] == []
     script = written["files"][0]
-    done = sandbox.exec(["srobust", "doctor", script, "--json"], user="alice", timeout_s=30.0, check=False)
+    doctor = ["srobust", "doctor", "--json", script, "train.py"]
+    done = sandbox.exec(doctor, user="alice", timeout_s=30.0, check=False)
+    assert not [text for text in json.loads(done.stdout)["unseen"] if "$@" in text]
     bad = [one for one in json.loads(done.stdout)["hazards"] if one["level"] == "bad"]
     assert (done.returncode, bad) == (0, [])
-    tried = ["sbatch", "--test-only", script]
+    tried = ["sbatch", "--test-only", script, "train.py"]
     sandbox.exec(tried, user="alice", timeout_s=30.0, check=True)
