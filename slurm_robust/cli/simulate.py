@@ -12,7 +12,7 @@ from slurm_robust.model.errors import PreflightError
 from slurm_robust.page.write import STDOUT
 from slurm_robust.simulator import command, shipped, spec
 from slurm_robust.simulator.like import like
-from slurm_robust.trainings.find import find, load_events
+from slurm_robust.trainings.find import find, load
 
 
 def register(commands: Commands) -> None:
@@ -80,12 +80,12 @@ def _simulate(args: argparse.Namespace) -> int:
     likeness = None
     if args.like is not None:
         directory = find(args.like, args.job_dir)
-        events = load_events(directory, quiet=args.json or args.csv)
+        journal = load(directory, quiet=args.json or args.csv)
         try:
             config = load_plan(directory).config
         except PreflightError:
             config = None  # the folder of another user, or a copy of the journal alone: the replay says so
-        likeness = like(events, config)
+        likeness = like(journal.events, config, journal.breaks_off)
     return command.main(
         command.SimulationRequest(
             spec=likeness.spec if likeness is not None else spec.read(shipped.located(args.spec)),

@@ -81,10 +81,11 @@ class Likeness(Record):
     """What happened and is not played again."""
 
 
-def like(events: Sequence[ev.AnyEvent], config: JobConfig | None) -> Likeness:
-    """Return the spec of a job; ``config``: its settings, None if they are not known.
+def like(events: Sequence[ev.AnyEvent], config: JobConfig | None, breaks_off: int = 0) -> Likeness:
+    """Return the spec of a job.
 
-    Raises :class:`NothingToReplay`.
+    ``config``: its settings, None if they are not known. ``breaks_off``: the line of the journal that is
+    torn, 0 for none. Raises :class:`NothingToReplay`.
     """
     past = JobPast(events)
     _check(past)
@@ -117,7 +118,7 @@ def like(events: Sequence[ev.AnyEvent], config: JobConfig | None) -> Likeness:
         spec=spec,
         real=_reality(past, events),
         assumed=tuple(_assumed(spec, past, config)),
-        left_out=tuple(_left_out(past)),
+        left_out=(*_left_out(past), *_torn(breaks_off)),
     )
 
 
@@ -159,6 +160,11 @@ def _assumed(spec: Spec, past: JobPast, config: JobConfig | None) -> Iterator[st
     if not past.took.writes and not past.is_over:
         yield f"write={spec.checkpoints.write}"
     yield f"resubmit={spec.owner.resubmit}"
+
+
+def _torn(line: int) -> Iterator[str]:
+    if line:
+        yield f"what follows line {line} of the journal, which breaks off there"
 
 
 def _left_out(past: JobPast) -> Iterator[str]:

@@ -118,3 +118,51 @@ def test_a_page_is_one_file(capsys: pytest.CaptureFixture[str], spec: Path, tmp_
 def test_two_outputs_are_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["simulate", "byterobust-dense", *words]) == ExitCode.USAGE
     assert "fix: give --" in capsys.readouterr().err
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Return the folder of a job, of which the settings are not known."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_bytes((Path(JOB) / "journal.jsonl").read_bytes())
+    return folder
+
+
+def test_a_job_is_named_by_its_id_and_a_journal_that_breaks_off_is_played_as_far(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
+    with (job / "journal.jsonl").open("ab") as file:
+        file.write(b'{"event":"run_en')
+    out = run(capsys, "--like", "7", "--job-dir", str(job.parent), "--seeds", "2")
+    assert "in reality 33.5 %" in out
+    assert "which breaks off there" in " ".join(out.split())
+    assert "the default settings, as plan.json cannot be read" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        (b'{"event":"of_the_future","t":1.0}\n', ExitCode.JOURNAL, "written by another version"),
+        (b"", ExitCode.NO_INPUT, "training never began"),
+    ],
+)
+def test_a_journal_that_cannot_be_played_is_refused_with_the_fix(
+    capsys: pytest.CaptureFixture[str], job: Path, line: bytes, code: ExitCode, said: str
+) -> None:
+    path = job / "journal.jsonl"
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + line + (b"".join(rest) if line else b""))
+    assert main(["simulate", "--like", str(job)]) == code
+    err = " ".join(capsys.readouterr().err.split())
+    assert said in err
+    assert "fix: " in err
+
+
+def test_a_replay_with_other_settings_fits_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(capsys, "--like", JOB, "--seeds", "2", "--what-if", "spares=0..8").splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
