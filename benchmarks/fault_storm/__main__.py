@@ -162,7 +162,8 @@ def _keep(sandbox: Sandbox, training: Training) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     home = training.home
-    for path in (training.folder / "journal.jsonl", home / f"{training.name}.log", training.steps_file):
+    kept = (training.folder / "journal.jsonl", training.folder / "plan.json")
+    for path in (*kept, home / f"{training.name}.log", training.steps_file):
         if path.exists():
             shutil.copy(path, folder)
     for name in ("agents", "incidents", "logs", "votes"):

@@ -129,6 +129,8 @@ class Durations:
     lends: list[float] = field(default_factory=list)
     requeues: list[float] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
+    repairs: list[float] = field(default_factory=list)
+    """From the eviction of a node until it was seen again."""
     writes: list[float] = field(default_factory=list)
     tests: list[float] = field(default_factory=list)
     quick_tests: list[float] = field(default_factory=list)
@@ -155,6 +157,8 @@ class JobPast:
         """For how long the job had trained when its code was updated."""
         self.preempted: list[float] = []
         """The same for requeues without a fault."""
+        self.lost: list[float] = []
+        """The same for runs that died with their controller."""
         self.trained: list[tuple[float, int]] = []
         """For how long each generation trained, and how many steps it made."""
         self.spent: dict[int, dict[str, float]] = {}
@@ -163,12 +167,14 @@ class JobPast:
         """Incidents, those after which training went on by itself, takeovers, and nodes not lent."""
         self.is_over = self.is_done = False
         self._lenders: set[int] = set()
+        self._evicted: dict[str, float] = {}
         self._spares: tuple[str, ...] = ()
         self._run_started: float | None = None  # of a run that has made no step yet
         self._left: float | None = None  # when the run before was requeued
         self._launched: dict[int, tuple[float, ev.GenerationLaunched]] = {}
         self._stepped: set[int] = set()
         self._running = 0
+        self._last_t = 0.0  # of the newest event of a run
         self._failure: PastFailure | None = None  # that is dealt with
         self._update_t: float | None = None
         self._trains_since: float | None = None
@@ -176,6 +182,8 @@ class JobPast:
         self._first = self._newest = 0  # steps of the generation that trains
         for event, t in zip(events, times, strict=True):
             self._take(event, t - self.books.begin)
+            if not isinstance(event, ev.ControllerStarted):
+                self._last_t = t - self.books.begin
         self._flush()
 
     def _take(self, event: ev.AnyEvent, t: float) -> None:
@@ -247,8 +255,12 @@ class JobPast:
                 self.lent |= {event.node: None} if event.job_id in self._lenders else {}
             case ev.UpdateApplied() if event.recovery:
                 self._update_t = None
-            case ev.NodeEvicted() if event.incident == 0:
-                self._lost_standby(event.node, FaultOf.GPU, t)
+            case ev.NodeEvicted():
+                self._evicted[event.node] = t
+                if event.incident == 0:
+                    self._lost_standby(event.node, FaultOf.GPU, t)
+            case ev.NodeReturned():
+                self._back(event.node, t)
             case ev.SpareSetAside() if not event.usable:
                 self._lost_standby(event.node, FaultOf.NODE, t)
 
@@ -256,12 +268,22 @@ class JobPast:
         started = t
         if event.submitted is not None and event.queued_s is not None:
             started = min(t, event.submitted + event.queued_s - self.books.begin)
+        if self.taken and self._left is None:  # the run before died with its controller
+            self._stop_training(self._last_t)
+            self.lost.append(self._trained(self._last_t))
+            self._left, self._failure, self._running = self._last_t, None, 0
         self.taken.append(event)
         self._run_started = started
         self._spares = event.spares
+        for node in event.nodes:
+            self._back(node, started)
         if self._left is not None:
             self.took.requeues.append(max(0.0, started - self._left))
             self._left = None
+
+    def _back(self, node: str, t: float) -> None:
+        if (since := self._evicted.pop(node, None)) is not None:
+            self.took.repairs.append(t - since)
 
     def _launch(self, event: ev.GenerationLaunched, t: float) -> None:
         failure, update_t = self._failure, self._update_t

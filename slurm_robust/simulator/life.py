@@ -125,6 +125,8 @@ class PolicyLife:
         self._next_update = self._next_restart = math.inf
         self._updates = deque(sorted(map(seconds, spec.owner.updates_after)))
         self._preemptions = deque(sorted(map(seconds, spec.cluster.preempted_after)))
+        self._queued_at = 0.0
+        self._losses = deque(sorted(map(seconds, spec.cluster.lost_after)))
         self._releases: dict[str, SimulatedFault | None] = {}  # what each release brought
         self._companions = 0
         self._companion_of: dict[str, int] = {}
@@ -442,7 +444,8 @@ class PolicyLife:
 
     def _allocate(self) -> None:
         """Wait for nodes, and take them."""
-        spec, submitted, state = self.spec, self._wall, self._state
+        spec, submitted, state = self.spec, self._queued_at or self._wall, self._state
+        self._queued_at = 0.0
         if state.restart_count < 0:
             self._wait(self._draw(spec.cluster.queue))
         most, least = spec.job.nodes + spec.job.spares, spec.job.nodes
@@ -603,6 +606,7 @@ class PolicyLife:
             (self._next_restart, self._restart_by_hand),
             (self._due(self._updates), self._update),
             (self._due(self._preemptions), partial(self._make_room, "Slurm preempts the job")),
+            (self._due(self._losses), self._lose_run),
         ]
         if suspected(self._state) and self._rules.replenish_sources:
             self._leave_suspects()
@@ -1011,6 +1015,17 @@ class PolicyLife:
     def _due(self, trained_s: deque[float]) -> float:
         """Return when the job will have trained as long as the first of these says."""
         return self._now + trained_s[0] - self._trained_s if trained_s else math.inf
+
+    def _lose_run(self) -> _Next:
+        """Have the run die with its controller: no one stops or saves anything."""
+        self._pass(self._losses)
+        self._count_steps(self._now)
+        self._take_stock(self._counted, ())
+        self._pause()
+        self._leave()
+        self._queued_at = self._wall  # of which Slurm tells the next run
+        self._wait(self._draw(self.spec.cluster.requeue))
+        return _Next.REQUEUE
 
     def _make_room(self, why: str) -> _Next:
         """Leave the nodes to others, and be requeued."""

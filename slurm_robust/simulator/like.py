@@ -91,7 +91,7 @@ def like(events: Sequence[ev.AnyEvent], config: JobConfig | None, breaks_off: in
     _check(past)
     pace = _Pace(past)
     faults = tuple(_sources(past, pace))
-    if not faults and not past.preempted:
+    if not faults and not past.preempted and not past.lost:
         raise NothingToReplay(
             "no incident of this job stopped training: there is nothing to learn from it",
             fix="name another job ('srobust incidents JOB' lists what happened), or simulate a spec",
@@ -153,7 +153,8 @@ def _reality(past: JobPast, events: Sequence[ev.AnyEvent]) -> Reality:
 def _assumed(spec: Spec, past: JobPast, config: JobConfig | None) -> Iterator[str]:
     if config is None:
         yield "the default settings, as plan.json cannot be read"
-    yield f"repair={spec.cluster.repair}"
+    if not past.took.repairs:
+        yield f"repair={spec.cluster.repair}"
     yield f"free={spec.cluster.free}"
     if not past.took.requeues:
         yield f"requeue={spec.cluster.requeue}"
@@ -192,9 +193,11 @@ class _Pace:
 
     def __init__(self, past: JobPast) -> None:
         self._past = past
-        productive_s = past.summary.classes.get(TimeClass.PRODUCTIVE, 0) / 1000
-        self.step_s = max(MIN_S, productive_s / max(1, past.summary.steps))
-        """Without what slow nodes cost."""
+        slows = any(failure.kind is FaultOf.SLOW for failure in past.failures)
+        counted = (TimeClass.PRODUCTIVE,) if slows else (TimeClass.PRODUCTIVE, TimeClass.SLOW)
+        took_s = sum(past.summary.classes.get(one, 0) for one in counted) / 1000
+        self.step_s = max(MIN_S, took_s / max(1, past.summary.steps))
+        """Without what slow nodes cost that are played again."""
         self.checkpoint_s = self._of_each_step(lambda name: name == CHECKPOINT)
         self.between_s = self._of_each_step(lambda name: name != CHECKPOINT and name not in _OWN)
 
@@ -291,10 +294,12 @@ def _cluster(past: JobPast, pace: _Pace, faults: Sequence[FaultSource]) -> Simul
         usual,
         shared_spares=len(past.lent),
         free=len(others) + broken,
+        repair=text_of(took.repairs) if took.repairs else usual.repair,
         requeue=text_of(took.requeues) if took.requeues else usual.requeue,
         lend=text_of(took.lends) if took.lends else usual.lend,
         queue=text_of([past.books.started_ms / 1000]),
         preempted_after=tuple(_time(pace.after_s(t)) for t in past.preempted),
+        lost_after=tuple(_time(pace.after_s(t)) for t in past.lost),
     )
 
 

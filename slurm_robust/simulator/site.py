@@ -24,7 +24,7 @@ class SimulatedSite:
         total = own + reserved + spec.cluster.free
         self.names = tuple(f"n{number + 1}" for number in range(total))
         self.free: dict[str, None] = dict.fromkeys((*self.names[:own], *self.names[own + reserved :]))
-        """Nodes of the partition that nobody has, in the order in which Slurm gives them."""
+        """Nodes of the partition that nobody has."""
         self.reserved: dict[str, None] = dict.fromkeys(self.names[own : own + reserved])
         """Free nodes of the reservation."""
         self.broken: dict[str, SimulatedFault] = {}
@@ -40,9 +40,10 @@ class SimulatedSite:
         return self._number[node] // self._cluster.rack
 
     def take(self, most: int, *, reserved: bool = False, without: Collection[str] = ()) -> list[str]:
-        """Take up to ``most`` free nodes, of the reservation or of the partition."""
+        """Take up to ``most`` free nodes, of the reservation or of the partition, in their order."""
         pool = self.reserved if reserved else self.free
-        taken = [node for node in pool if node not in without and node not in self.down][:most]
+        free = sorted(pool, key=self._number.__getitem__)
+        taken = [node for node in free if node not in without and node not in self.down][:most]
         for node in taken:
             del pool[node]
         return taken

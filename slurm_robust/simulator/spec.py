@@ -166,6 +166,8 @@ class SimulatedCluster(Section):
     """Time that a job waits for nodes when it is submitted, or requeued with too few nodes."""
     preempted_after: tuple[Time, ...] = ()
     """How long the job has trained in all when Slurm takes its nodes for another job, and requeues it."""
+    lost_after: tuple[Time, ...] = ()
+    """The same when a run dies with its batch host: Slurm requeues the job by itself."""
 
 
 class Phases(Section):

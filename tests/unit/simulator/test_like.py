@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.config.job import CompanionConfig, JobConfig
+from slurm_robust.config.job import CheckpointConfig, CompanionConfig, JobConfig, Limits
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import parse
 from slurm_robust.simulator.figures import LifeFigures, figures_of
@@ -55,9 +55,17 @@ def test_under_its_own_settings_a_job_comes_out_as_it_was(
     assert ettr(found.spec) == pytest.approx(found.real.ettr, abs=points)
 
 
-@pytest.mark.parametrize("path", sorted(JOBS.glob("*.jsonl")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*-*.jsonl")), ids=lambda path: path.stem)
 def test_jobs_with_faults_of_their_code_come_out_as_they_were(path: Path) -> None:
     found = like(parse(path.read_bytes())[0], None)
+    assert ettr(found.spec) == pytest.approx(found.real.ettr, abs=0.03)
+
+
+def test_a_job_in_a_storm_of_twenty_faults_comes_out_as_it_was() -> None:
+    unlimited = Limits(per_hour=100_000, total=100_000)
+    config = JobConfig(limits=unlimited, checkpoint=CheckpointConfig(every_s=20))
+    found = like(parse((JOBS / "storm.jsonl").read_bytes())[0], config)
+    assert len(found.spec.faults) == 9  # three struck the controller alone, and others no rank
     assert ettr(found.spec) == pytest.approx(found.real.ettr, abs=0.03)
 
 
