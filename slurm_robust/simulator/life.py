@@ -48,6 +48,9 @@ from slurm_robust.version import __version__
 BEGUN = 1.7e9
 """When every life begins, in seconds since 1970."""
 
+_CLOCK_S = 1e-6
+"""As exactly are times since 1970 known."""
+
 _SOON_S = 0.01
 """What is due as soon as this is due now: times of a spec are rounded, and so are those of the wall clock."""
 
@@ -549,7 +552,7 @@ class PolicyLife:
         """Return the newest step that is done."""
         if now < self._first_at:
             return self._counted
-        return self._first_step + int((now - self._first_at) / self._pace_s + 1e-9)
+        return self._first_step + int((now - self._first_at + _CLOCK_S) / self._pace_s)
 
     def _count_steps(self, now: float) -> None:
         """Write down how far training is."""

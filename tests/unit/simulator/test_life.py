@@ -148,6 +148,13 @@ def test_a_rate_of_zero_is_no_fault() -> None:
     assert played(faults=(source(FaultOf.NODE, "0 / node-day"),)).struck == 0
 
 
+@pytest.mark.parametrize("step", ["5 s", "5.01 s", "0.3 s"])
+def test_a_job_that_is_done_has_made_all_of_its_steps(step: str) -> None:
+    for steps in (1, 8, 1000):
+        job = SimulatedJob(nodes=4, spares=0, step=step)
+        assert figures_of(played(steps=steps, job=job)).steps == steps
+
+
 def test_steps_that_are_done_end_the_life() -> None:
     life = played(steps=1000)
     assert life.is_done

@@ -39,7 +39,7 @@ def ettr(spec: Spec) -> float:
 @pytest.mark.parametrize(
     ("name", "config", "points"),
     [
-        ("companions", LENDING, 0.05),  # Slurm refused to lend a node once, which is not played again
+        ("companions", LENDING, 0.03),
         ("hang", None, 0.03),
         ("killed-rank-and-dead-node", None, 0.03),
         ("requeue", None, 0.03),
