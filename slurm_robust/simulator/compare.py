@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from slurm_robust.model.record import Record
+from slurm_robust.simulator.curves import LifeCurve
 from slurm_robust.simulator.figures import Estimate, LifeFigures, Together, estimate, together
 from slurm_robust.simulator.like import Likeness, Reality
 from slurm_robust.simulator.what_if import Variation, described
@@ -56,7 +59,7 @@ def comparison(
                 together=together(str(variation), fidelity, lives),
                 gain=estimate([one.ettr - as_it_is.ettr for one, as_it_is in zip(lives, own, strict=True)]),
                 is_own=lives is own,
-                changes=list(lives) != list(own),
+                changes=[_figures(one) for one in lives] != [_figures(one) for one in own],
             )
             for variation, lives in others
         ),
@@ -64,6 +67,11 @@ def comparison(
         assumed=likeness.assumed if likeness is not None else (),
         left_out=likeness.left_out if likeness is not None else (),
     )
+
+
+def _figures(life: LifeFigures) -> LifeFigures:
+    """Return the figures of a life alone: more standbys that nobody needs are no other life."""
+    return structs.replace(life, curve=LifeCurve())
 
 
 def percent(share: float) -> str:
@@ -104,5 +112,5 @@ def conclusions(made: Comparison) -> list[str]:
     if idle := [one for one in made.what_if if not one.changes and not one.is_own]:
         names = ", ".join(" and ".join(f"{n}={v}" for n, v in one.settings.items()) for one in idle[:3])
         more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        said.append(f"{names}{more} change nothing here: no life is another one.")
+        said.append(f"{names}{more} {'changes' if len(idle) == 1 else 'change'} nothing here.")
     return said

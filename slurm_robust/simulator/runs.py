@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
@@ -66,8 +67,8 @@ def play(
         for place, seed in missing:
             yield keep(place, live(specs[place], seed))
         return
-    with ProcessPoolExecutor(processes) as pool:
-        # Few are handed out ahead, so that Ctrl-C has little to wait for.
+    with ProcessPoolExecutor(processes, initializer=_end_at_ctrl_c) as pool:
+        # Few are handed out ahead, so that an end has little to wait for.
         ahead = list(islice(missing, 2 * processes))
         running = {pool.submit(live, specs[place], seed): place for place, seed in ahead}
         while running:
@@ -76,6 +77,11 @@ def play(
                 if (following := next(missing, None)) is not None:
                     running[pool.submit(live, specs[following[0]], following[1])] = following[0]
                 yield keep(place, future.result())
+
+
+def _end_at_ctrl_c() -> None:
+    """Have Ctrl-C, which all processes of a terminal get, end this one at once: its life is not kept."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _known(kept: Path) -> dict[tuple[str, int], LifeFigures]:

@@ -39,6 +39,7 @@ def test_a_replay_shows_how_well_it_agrees_and_what_other_standbys_bring(
     assert "in reality 33.5 %" in out
     assert "spares=1 (own)" in out
     assert "repair=1 day" in out  # what is assumed is said
+    assert "spares=2 changes nothing here" in out
 
 
 def test_json_has_reality_and_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
