@@ -501,13 +501,14 @@ class Core(Context):
 
     def _stop_strays(self, heartbeat: msg.Heartbeat) -> None:
         """End workers of an older generation, or without a slot, on a node that came back."""
-        busy = heartbeat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
-        over = heartbeat.generation < self.world.generation or not self.world.running
-        stray = over or not self.world.placement.holds(heartbeat.node)
-        if busy and stray and heartbeat.generation:
+        world = self.world
+        over = heartbeat.generation < world.generation or not world.running
+        stray = over or not world.placement.holds(heartbeat.node)
+        busy = stray and heartbeat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
+        if busy and heartbeat.generation:
             order = msg.Stop(
                 epoch=self.state.epoch,
-                generation=max(heartbeat.generation, self.world.generation - 1),
+                generation=max(heartbeat.generation, world.generation - 1),
                 grace_s=self.config.timings.stop_grace_s,
             )
             self.send(heartbeat.node, order)

@@ -52,11 +52,16 @@ class Fleet:
         """What is known of each agent; only to be read."""
         # The newest answer of progress(), which is asked for several times in one turn.
         self._aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
+        self._with_exits: set[str] = set()  # nodes whose newest heartbeat tells of some
         self._joined = -math.inf  # when the newest agent came
 
     def hear(self, heartbeat: Heartbeat, now: float) -> Heard:
         """Take in a heartbeat that came at ``now``."""
         self._aged = None
+        if heartbeat.exits:
+            self._with_exits.add(heartbeat.node)
+        else:
+            self._with_exits.discard(heartbeat.node)
         known = self._views.get(heartbeat.node)
         if known is None:
             self._views[heartbeat.node] = AgentView(heartbeat, now, now)
@@ -151,9 +156,11 @@ class Fleet:
 
     def exits(self, nodes: Iterable[str], generation: int, now: float) -> list[NodeExit]:
         """Return the ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
-        found = []
+        found: list[NodeExit] = []
+        if not self._with_exits:
+            return found
         for node in nodes:
-            view = self._views.get(node)
+            view = self._views.get(node) if node in self._with_exits else None
             if view is None or view.heartbeat.generation != generation:
                 continue
             for exit in view.heartbeat.exits:
@@ -184,6 +191,7 @@ class Fleet:
             view = self._views.get(node)
             if view is not None and view.heartbeat.generation == generation:
                 seconds = max(0.0, now - view.received)
-                found.extend(record.aged(seconds) for record in view.heartbeat.progress)
+                records = view.heartbeat.progress
+                found.extend([record.aged(seconds) for record in records] if seconds else records)
         self._aged = nodes, generation, now, found
         return found

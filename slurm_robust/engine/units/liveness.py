@@ -75,6 +75,8 @@ class Liveness:
         self._senders: set[str] = set()  # agents of which a beacon has ever come
         self._probings: dict[str, Probing] = {}  # by suspect
         self._proved: dict[str, Proof] = {}
+        # What agents have told of their places, and what it means: it is asked for each node in each turn.
+        self._places: dict[str, tuple[tuple[str, str, int], ProbeTarget]] = {}
         self._proving: tuple[str, ...] = ()  # probes of these are under way
         self._tried: dict[str, float] = {}  # when a node was last probed for that
         self._are_kinds_said = False
@@ -155,7 +157,7 @@ class Liveness:
             for node, seconds in silent_s.items()
             if fleet.views[node].heartbeat.agent in self._ages
             and overdue_s(self._interval_s) < seconds <= STALLED_S
-            and self._is_proved(node, now)
+            and self.is_proved(node, now)
         ]
         self._probings = {node: self._probings[node] for node in suspects if node in self._probings}
         if not suspects or len(suspects) > MAX_SUSPECTS:
@@ -256,10 +258,17 @@ class Liveness:
         view = self._context.fleet.views.get(node)
         if view is None or not view.heartbeat.address:
             return None
-        addresses = dict.fromkeys(filter(None, (view.heartbeat.address, view.heartbeat.data_address)))
-        return ProbeTarget(addresses=tuple(addresses), port=view.heartbeat.probe_port)
+        heartbeat, known = view.heartbeat, self._places.get(node)
+        told = heartbeat.address, heartbeat.data_address, heartbeat.probe_port
+        if known is not None and known[0] == told:
+            return known[1]
+        addresses = dict.fromkeys(filter(None, told[:2]))
+        place = ProbeTarget(addresses=tuple(addresses), port=heartbeat.probe_port)
+        self._places[node] = told, place
+        return place
 
-    def _is_proved(self, node: str, now: Now) -> bool:
+    def is_proved(self, node: str, now: Now) -> bool:
+        """Return whether the kernel of ``node`` has answered a probe lately: its silence says something."""
         proof = self._proved.get(node)
         return proof is not None and proof.place == self._place(node) and now.mono - proof.at < PROVEN_S
 

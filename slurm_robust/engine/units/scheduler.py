@@ -157,8 +157,8 @@ class CheckpointScheduler:
 
     def _send_flush(self, now: Now) -> None:
         self._sent, state = now.mono, self._context.state
+        order = Flush(epoch=state.epoch, generation=state.world.generation, step=self._flush)
         for node in state.world.slots:
-            order = Flush(epoch=state.epoch, generation=state.world.generation, step=self._flush)
             self._context.send(node, order)
 
     def _follow_flush(self, records: list[Progress], now: Now) -> None:

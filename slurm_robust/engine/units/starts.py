@@ -114,6 +114,7 @@ class AgentStarts:
         self._context, self._witnesses = context, witnesses
         witnesses.tell(self._on_witness)
         self._nodes: dict[str, _NodeStart] = {}
+        self._ended: set[str] = set()  # nodes of which an end is known
         self._refused: dict[str, AgentRefusal] = {}
         self.refused: Final[Mapping[str, AgentRefusal]] = MappingProxyType(self._refused)
         """Why the agent of a node could not begin; only to be read."""
@@ -134,6 +135,7 @@ class AgentStarts:
             self._context.fleet.forget_silent(now.mono, self._context.config.timings.node_dead_s)
         for node in nodes:
             self._nodes[node] = _NodeStart(first=now.mono, at=now.mono)
+            self._ended.discard(node)
             self._context.fleet.forget(node)
             self._refused.pop(node, None)
             self._let_go.pop(node, None)
@@ -185,6 +187,7 @@ class AgentStarts:
             start = self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
             if start.end is None or node not in start.end.named:
                 start.end, start.ended = end, now.mono
+            self._ended.add(node)
 
     def _on_witness(self, found: Iterable[Witness] | None) -> None:
         """Take in Slurm's word on nodes that it was asked about; None: no answer in time."""
@@ -266,7 +269,11 @@ class AgentStarts:
     def ends(self, nodes: Iterable[str], now: Now) -> AgentEnds:
         """Return what is known of ends of the agents of ``nodes``."""
         found = AgentEnds()
+        if not self._ended:
+            return found
         for node in nodes:
+            if node not in self._ended:
+                continue
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
             if start is None or (end := start.end) is None:
                 continue

@@ -172,13 +172,13 @@ class Strides:
 
     def _send(self, now: Now) -> None:
         self._paced, state = now.mono, self._context.state
+        order = Pace(
+            epoch=state.epoch,
+            generation=state.world.generation,
+            stride=state.world.stride,
+            local_stride=state.world.local_stride,
+        )
         for node in state.world.slots:
-            order = Pace(
-                epoch=state.epoch,
-                generation=state.world.generation,
-                stride=state.world.stride,
-                local_stride=state.world.local_stride,
-            )
             self._context.send(node, order)
 
 
