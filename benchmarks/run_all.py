@@ -27,6 +27,7 @@ NAMES = (
     "stacks",
     "controller_scale",
     "sim_lives",
+    "simulate",
     "metrics",
     "top",
     "port_flood",

@@ -112,8 +112,8 @@ class PolicyLife:
         self._site = SimulatedSite(spec, self._timeline, self._chance, self._on_back)
         self._horizon = seconds(spec.time)
         self._step_s = seconds(spec.job.step)
-        self._every, blocked_s = _checkpoints(spec)
-        self._spent_s = {CHECKPOINT: blocked_s, EVALUATION: seconds(spec.job.between)}  # of each step
+        self._every, _ = _checkpoints(spec)
+        self._spent_s = extra_s(spec)
         self._stall_s = sum(self._spent_s.values())
         self._rules = Rules(config=spec.policy)
         self._faults = faults_of(spec, len(self._site.names), f"faults {seed}")
@@ -562,7 +562,7 @@ class PolicyLife:
                 self._journals[-1][-1].t, BEGUN + self._first_at + (step - self._first_step) * self._pace_s
             )
             generation, made = self._world.generation, step - self._begun_with
-            spent = {name: made * s for name, s in self._spent_s.items() if s}
+            spent = {name: made * s for name, s in self._spent_s.items()}
             self._record(ev.ProgressMade(t=t, generation=generation, step=step, reported=True, spent=spent))
             self._counted = step
 
@@ -1108,6 +1108,12 @@ class PolicyLife:
         candidate, is_here = self._state.candidate, job == len(self._journals) and self._state.ended is None
         if is_here and candidate is not None and candidate.checkpoint == ref and ref not in self._written:
             self._store(ref, 0.0)
+
+
+def extra_s(spec: Spec) -> dict[str, float]:
+    """Return the seconds of each step besides training, by the phase in which they pass."""
+    found = {CHECKPOINT: _checkpoints(spec)[1], EVALUATION: seconds(spec.job.between)}
+    return {name: s for name, s in found.items() if s}
 
 
 def _checkpoints(spec: Spec) -> tuple[int, float]:

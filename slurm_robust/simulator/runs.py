@@ -14,8 +14,9 @@ import msgspec
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
+from slurm_robust.simulator.core_life import CoreLife
 from slurm_robust.simulator.figures import LifeFigures, figures_of
-from slurm_robust.simulator.life import PolicyLife
+from slurm_robust.simulator.life import PolicyLife, SimulatedLife
 from slurm_robust.simulator.spec import Spec
 from slurm_robust.version import __version__
 
@@ -36,9 +37,16 @@ class _Kept(Record):
     life: LifeFigures
 
 
+def played(spec: Spec, seed: int) -> SimulatedLife:
+    """Play one life by the fidelity that ``spec`` asks for."""
+    if spec.fidelity == "core":
+        return CoreLife(spec, seed).play()
+    return PolicyLife(spec, seed).play()
+
+
 def live(spec: Spec, seed: int) -> LifeFigures:
     """Play one life, and return its figures."""
-    return figures_of(PolicyLife(spec, seed).play())
+    return figures_of(played(spec, seed))
 
 
 def play(

@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, str] = {
         "util model config jobdir slurm releases terminal wire analysis checkpoint policy worker trainings "
         "diagnostics doctor controller"
     ),
-    "simulator": "util model config ledger page policy terminal analysis",
+    "simulator": "util model config ledger page policy terminal analysis wire engine",
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet simulator",
     "cli": (
         "util model config slurm templates terminal analysis sandbox diagnostics doctor sharing notify "

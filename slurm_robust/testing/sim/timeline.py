@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from slurm_robust.testing.clock import FakeClock
@@ -21,6 +22,11 @@ class Timeline:
     def now(self) -> float:
         """Seconds since the simulated world began."""
         return self.clock.now - self._begun
+
+    @property
+    def next_at(self) -> float:
+        """When the next event is due, in the same seconds; infinite without any."""
+        return self._due[0][0] if self._due else math.inf
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """Plan ``act`` in so many seconds."""
