@@ -121,6 +121,7 @@ def _source(chance: Random, nodes: int, hours: float) -> FaultSource:
         dispersion=chance.choice((1.0, 1.0, 5.0)),
         lemons=chance.choice((0.0, 0.0, 0.02, 0.5)),
         lemon_factor=chance.choice((1.0, 10.0, 1000.0)),
+        lemons_together=chance.random() < 0.3,
         at_node=_share(chance),
         named=_share(chance),
         placed=_share(chance),
