@@ -481,7 +481,6 @@ class PolicyLife:
         if spec.job.time_limit is not None:
             self._leaves_at = self._now + max(0.0, seconds(spec.job.time_limit) - WARNED_S)
         self._memory, self._gone, self._moved = None, set(), set()
-        self._strikes.clear()  # they struck an earlier run
 
     # -- training --------------------------------------------------------------------------------------
 
@@ -501,6 +500,7 @@ class PolicyLife:
         )
         self._first_at, self._counted = math.inf, ref.step if ref is not None else -1
         self._begun_with = self._counted + 1
+        self._strikes.clear()  # what struck while ranks were stopped
         self._record(launched)
         if self._given_starts and self._given_starts[0].t <= self._trained_s + _SOON_S:
             self._strike(self._given_starts.popleft())
@@ -508,18 +508,18 @@ class PolicyLife:
             self._hit(
                 SimulatedFault(t=self._now, source=FaultSource(kind=FaultOf.NODE, rate="0 / day")), dead
             )
-            return self._recover()
+            return _Next.TRAIN
         if cut := self._cut_off(world.slots):
             source = FaultSource(kind=FaultOf.SWITCH, rate="0 / day")
             self._strikes.append(Strike(t=self._now, source=source, nodes=tuple(cut)))
-            return self._recover()
+            return _Next.TRAIN
         start_s = self._draw(spec.phases.start)
         start_s += seconds(spec.phases.start_per_1000_nodes) * len(world.slots) / 1000
         if self._wait_for_strike(start_s + seconds_of_restore + self._step_s):
-            return self._recover()
+            return _Next.TRAIN
         while self._storage_back > self._now + _SOON_S:
             if self._wait_for_strike(self._storage_back - self._now):
-                return self._recover()
+                return _Next.TRAIN
         self._first_at, self._pace_s = self._now, self._step_s + self._stall_s
         self._first_step = self._counted = self._begun_with
         generation = self._world.generation
@@ -567,9 +567,9 @@ class PolicyLife:
             self._counted = step
 
     def _train(self) -> _Next:
-        """Train until something ends the generation."""
+        """Train until something ends the generation, which may have happened during its launch."""
         incident = self._world.incident
-        if incident is not None:
+        if incident is not None and not self._strikes:
             missing = max(0, incident.step + 1 - self._first_step)  # the first new step is over
             due = self._first_at + missing * self._pace_s
             if self._wait_for_strike(max(0.0, due - self._now)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_robust.config.job import CheckpointConfig, JobConfig
+from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Swap
 from slurm_robust.model.journal import fold
@@ -261,3 +261,20 @@ def test_a_free_node_that_dies_is_repaired() -> None:
     life = played(nodes=2, spares=0, time="90 days", faults=faults, cluster=cluster)
     assert life.astray == ()
     assert figures_of(life).ettr > 0.98
+
+
+def test_what_fails_while_ranks_are_stopped_is_no_fault_of_the_next_launch() -> None:
+    crash = source(FaultOf.CRASH, "3 / h", at_node=0.0)
+    policy = JobConfig(limits=Limits(per_signature=100, per_hour=100, per_day=1000))
+    (journal,) = played(time="2 days", faults=(crash,), phases=Phases(stop="20 min"), policy=policy).journals
+    launched = sum(isinstance(event, ev.GenerationLaunched) for event in journal)
+    assert sum(isinstance(event, ev.FirstStep) for event in journal) >= launched - 5
+    assert launched > 30
+
+
+def test_as_many_starts_may_fail_in_a_row_as_the_bounds_allow() -> None:
+    crash = source(FaultOf.CRASH, "1 / s", at_node=0.0)
+    policy = JobConfig(limits=Limits(per_signature=400, per_hour=400, per_day=400))
+    owner = Owner(stops_after=0)
+    (journal,) = played(faults=(crash,), phases=Phases(stop="0.1 s"), policy=policy, owner=owner).journals
+    assert sum(isinstance(event, ev.GenerationLaunched) for event in journal) == 401
