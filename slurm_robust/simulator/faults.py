@@ -90,6 +90,9 @@ class _Strikes:
         self._source, self._nodes, self._each, self._chance = source, nodes, each, chance
         lemons = round(source.lemons * nodes)
         self._lemons = chance.sample(range(nodes), lemons) if lemons else []
+        if lemons and source.lemons_together:
+            first = chance.randrange(nodes - lemons + 1)
+            self._lemons = list(range(first, first + lemons))
         self._lemon_share = 0.0
         if lemons:  # their share of all faults; the rate stays what the spec says
             weight = lemons * source.lemon_factor

@@ -86,6 +86,8 @@ class FaultSource(Section):
     """Share of the nodes that are lemons …"""
     lemon_factor: Annotated[float, Meta(ge=1, le=1e6, title="a number of 1 or more")] = 10.0
     """… and how many times as often as others they fail."""
+    lemons_together: bool = False
+    """The lemons are neighbours: those of a bad rack."""
     at_node: Share = 1.0
     """Share of these faults for which a node is at fault; the others are the code's, or nobody's."""
     named: Share = 0.0
