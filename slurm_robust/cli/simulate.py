@@ -8,6 +8,7 @@ from pathlib import Path
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job_dir, whole_number
 from slurm_robust.config.plan import load_plan
+from slurm_robust.home import page
 from slurm_robust.model.errors import PreflightError
 from slurm_robust.page.write import STDOUT
 from slurm_robust.simulator import command, shipped, spec
@@ -23,7 +24,7 @@ def register(commands: Commands) -> None:
         _simulate,
         HELP["simulate"],
         more="A spec says what the job is, what goes wrong, and how often; --like plays the faults of a real "
-        "job again: docs/simulator.md.",
+        f"job again: {page('simulator.md')}.",
         examples=(
             ("srobust simulate spec.yaml", "play ten lives of this job, and show its ETTR"),
             ("srobust simulate byterobust-dense", "a spec that the package brings"),

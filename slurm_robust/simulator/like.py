@@ -9,6 +9,7 @@ from statistics import fmean
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.home import page
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
@@ -126,7 +127,7 @@ def _check(past: JobPast) -> None:
     if not past.took.starts:
         raise NothingToReplay(
             "training never began in this job: there is nothing to play again",
-            fix="name a job that has made steps, or simulate a spec: docs/simulator.md",
+            fix=f"name a job that has made steps, or simulate a spec ({page('simulator.md')})",
         )
     if not past.opened:
         raise NothingToReplay(

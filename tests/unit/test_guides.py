@@ -7,7 +7,7 @@ import re
 import pytest
 
 from slurm_robust.cli.main import make_parser
-from slurm_robust.cli.words import split_command
+from slurm_robust.cli.words import parse
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.report.situation import JobSituation, Seen, judge
 from slurm_robust.slurm.need import Places
@@ -112,9 +112,4 @@ def test_commands_within_a_sentence_have_options_that_there_are(page: str) -> No
     given = [argv for code in re.findall(r"`(srobust [^`]+)`", text) for argv in commands(code, "srobust")]
     assert given
     for _, *argv in given:
-        if argv[:1] == ["run"]:
-            argv = [argv[0], *split_command(argv[1:])[0]]
-        if argv[:1] == ["update"] and "--" in argv:
-            argv = argv[: argv.index("--")]
-        _, unknown = parser.parse_known_args(argv)
-        assert unknown == [], f"{page}: srobust {' '.join(argv)}"
+        parse(parser, argv)

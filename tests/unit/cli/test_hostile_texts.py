@@ -540,10 +540,9 @@ def test_views_make_no_console_of_their_own_and_write_past_nobody() -> None:
 def test_one_function_prints_json() -> None:
     """Every ``--json`` has one form; ``srobust logs`` prints a document for each line that comes.
 
-    The page of a report holds the data of its charts.
+    A page holds the data of its charts.
     """
     assert {path.name for path in VIEWS if "as_json(" in path.read_text()} == {
         "console.py",
         "logs.py",
-        "page.py",
     }
