@@ -26,6 +26,9 @@ LIVES = 10_000
 SHRUNK = 3
 """Of this many lives that fail the smallest spec is shown."""
 
+TRIES = 300
+"""How many specs are tried for it: a minute or two."""
+
 
 class Played(Record):
     """One life."""
@@ -109,6 +112,7 @@ def smallest(life: Played) -> str:
         shrunk(
             drawn(life.seed),
             lambda spec: any(text.startswith(f"{promise}:") for text in broken_promises(spec, 0)),
+            most=TRIES,
         )
     )
 

@@ -558,9 +558,8 @@ class PolicyLife:
         """Write down how far training is."""
         step = self._step_at(now)
         if step > self._counted and self._first_at < math.inf:
-            t = max(
-                self._journals[-1][-1].t, BEGUN + self._first_at + (step - self._first_step) * self._pace_s
-            )
+            made_at = BEGUN + self._first_at + (step - self._first_step) * self._pace_s
+            t = min(self._wall, max(self._journals[-1][-1].t, made_at))  # both are rounded
             generation, made = self._world.generation, step - self._begun_with
             spent = {name: made * s for name, s in self._spent_s.items()}
             self._record(ev.ProgressMade(t=t, generation=generation, step=step, reported=True, spent=spent))
