@@ -112,6 +112,31 @@ def follow_schedules(training: Training) -> None:
                 group["lr"] = float(rate)
 
 
+def learning_rates(training: Training) -> dict[str, list[float]]:
+    """Return the learning rates of each entry that is an optimizer, as its schedule began, if it has one."""
+    optimizers = {name: unwrapped(entry) for name, entry in training.entries.items()}
+    return {
+        name: [float(group.get("initial_lr", group["lr"])) for group in one.param_groups]
+        for name, one in optimizers.items()
+        if isinstance(one, Optimizer)
+    }
+
+
+def other_rates(built: Mapping[str, list[float]], training: Training) -> Iterator[str]:
+    """Say which optimizers have other learning rates by the checkpoint than the script has ``built``.
+
+    Whoever submits with another ``--lr`` expects that it counts.
+    """
+    for name, restored in learning_rates(training).items():
+        if name in built and built[name] != restored:
+            here, there = (", ".join(f"{rate:g}" for rate in rates) for rates in (built[name], restored))
+            yield (
+                f"the learning rate of entry {name!r} is {there}, as the checkpoint has it, not {here} as "
+                "the script built it: to train with another one, set it after restore(), in param_groups "
+                "(lr, initial_lr) and in the schedule (base_lrs)"
+            )
+
+
 def _scheduler(entry: Any) -> LRScheduler | None:
     """Return the scheduler that ``entry`` is, or that Accelerate has wrapped."""
     inner = getattr(entry, "scheduler", entry)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from slurm_robust.checkpoint.errors import NotWritten, UnreadableCopy, WrongUse
+from slurm_robust.checkpoint.fit import learning_rates, other_rates
 from slurm_robust.checkpoint.gpus import CUDA, GpuEvent, Gpus
 from slurm_robust.checkpoint.shards import dtensor
 from slurm_robust.checkpoint.state import Stateful, Training, apply, refuse_incomplete
@@ -89,6 +90,7 @@ class Checkpointer:
                 "restore() failed before, so the entries may hold half of a state: start the process again"
             )
         self._restoring = True
+        built = learning_rates(self._training)
         try:
             found = self._run.load(self._training)
         except OSError as error:
@@ -98,6 +100,9 @@ class Checkpointer:
             completed, snapshot = found
             apply(self._training.entries, snapshot)
         self._run.restored()
+        if os.environ.get("RANK", "0") == "0":
+            for text in other_rates(built, self._training):
+                _log.warning("%s", text)
         self._completed = completed
         return completed + 1
 

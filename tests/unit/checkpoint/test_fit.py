@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from slurm_robust.checkpoint.errors import EntryMismatch
 from slurm_robust.checkpoint.fit import (
     follow_schedules,
+    learning_rates,
+    other_rates,
     refuse_misfit,
     refuse_other_names,
     with_left_out,
@@ -248,3 +250,35 @@ def test_optimizers_may_come_and_go_and_nothing_else_may() -> None:
 def test_what_has_weights_and_optimizer_in_one_cannot_be_left_out(kind: type[Any]) -> None:
     with pytest.raises(EntryMismatch, match="entry 'all' has weights and optimizer in one"):
         without_optimizers(Training(entries={"all": kind.__new__(kind)}))
+
+
+# -- learning rates -------------------------------------------------------------------------------
+
+
+def with_rate(rate: float, *, schedule: bool) -> dict[str, Any]:
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+    entries: dict[str, Any] = {"model": module, "optimizer": optimizer}
+    return entries | ({"schedule": CosineAnnealingLR(optimizer, 10)} if schedule else {})
+
+
+@pytest.mark.parametrize("schedule", [True, False])
+def test_a_learning_rate_that_the_checkpoint_has_otherwise_is_said(schedule: bool) -> None:
+    before, now = with_rate(0.3, schedule=schedule), with_rate(0.1, schedule=schedule)
+    training = Training(entries=now)
+    built = learning_rates(training)
+    apply(now, capture(before))
+    (text,) = other_rates(built, training)
+    assert "of entry 'optimizer' is 0.3, as the checkpoint has it, not 0.1 as the script built it" in text
+
+
+def test_a_schedule_that_has_moved_the_learning_rate_is_no_other_one() -> None:
+    before, now = with_rate(0.3, schedule=True), with_rate(0.3, schedule=True)
+    for _ in range(3):
+        stepped(before["optimizer"])
+        before["schedule"].step()
+    training = Training(entries=now)
+    built = learning_rates(training)
+    apply(now, capture(before))
+    assert now["optimizer"].param_groups[0]["lr"] < 0.3
+    assert not list(other_rates(built, training))
