@@ -213,7 +213,7 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 def add_job(parser: argparse.ArgumentParser, *, optional: bool = False, or_default: bool = False) -> None:
     """Add the argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
-    text += " (default: your only job here, or the newest that runs)" if or_default else ""
+    text += " (default: the newest of yours that has not ended, else the newest here)" if or_default else ""
     parser.add_argument("job", metavar="JOB", help=text, nargs="?" if optional or or_default else None)
     add_job_dir(parser)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, UsageError, add_command, add_job, number, whole_number
 from slurm_robust.report import brief, startup, status
-from slurm_robust.trainings.own import named_default, no_job, own_jobs
+from slurm_robust.trainings.own import looked, named_default, no_job, own_jobs
 
 
 def register(commands: Commands) -> None:
@@ -23,13 +24,17 @@ def register(commands: Commands) -> None:
         examples=(
             ("srobust status 4711", "what is wrong, what is done about it, and how far training is"),
             ("srobust status 4711 --watch", "the same, again every 2 seconds until the job has ended"),
-            ("srobust status", "your only job here, or one line for each that runs"),
+            ("srobust status", "your only job, or one line for each that runs"),
             ("srobust status 4711 --short", "one line, for a small screen"),
-            ("srobust status --all", "all your jobs here, one line each, the newest first"),
+            ("srobust status --all", "all that run, and those that have ended here, one line each"),
         ),
     )
     add_job(parser, or_default=True)
-    parser.add_argument("--all", action="store_true", help="list your jobs here, one line each")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="list your jobs, one line each: all that Slurm has, and ended ones here",
+    )
     parser.add_argument("--short", action="store_true", help="show the job in one line")
     parser.add_argument(
         "--phases",
@@ -61,9 +66,11 @@ def _status(args: argparse.Namespace) -> int:
         jobs = own_jobs(args.job_dir, os.environ)
         several = len(jobs.running) > 1 and not jobs.inside and not (shapes or args.json)
         if args.all or several:
-            if not jobs.here:
+            if not jobs.all:
                 raise no_job(args.job_dir)
-            chosen = jobs.here if args.all else jobs.running
+            if args.all:
+                print(f"srobust: {looked(jobs, args.job_dir)}", file=sys.stderr, flush=True)
+            chosen = jobs.all if args.all else jobs.running
             return brief.list_main([job.path for job in chosen], json=args.json)
         args.job = named_default(jobs, args.job_dir)
     if args.short:

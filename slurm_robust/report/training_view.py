@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -41,6 +42,7 @@ from slurm_robust.trainings.jobs import (
     newest_of,
     storage,
 )
+from slurm_robust.trainings.own import active_jobs, folders_of
 from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.files import disk_use
 from slurm_robust.util.text import count, one_line, size_text
@@ -92,20 +94,40 @@ class TrainingShown(Record):
 
 
 def list_main(*, json: bool, job_dir: str | None) -> int:
-    """Print all trainings. Raises ``NoSuchJob`` if their folder cannot be read."""
+    """Print all trainings here and where Slurm has jobs. Raises ``NoSuchJob`` if they cannot be read."""
     root, slurm = root_of(job_dir), make_slurm()
     try:
         found = trainings(root)
     except OSError as error:
         raise unreadable(root, error) from error
-    rows = tuple(row_of(one, slurm) for one in track(found, "reading", "trainings", quiet=json))
+    elsewhere = () if job_dir else running_elsewhere(root, slurm)
+    rows = tuple(
+        structs.replace(row, how=f"{row.how} (in {one.path.parent})") if one in elsewhere else row
+        for one in track([*found, *elsewhere], "reading", "trainings", quiet=json)
+        for row in (row_of(one, slurm),)
+    )
     show(rows, partial(render_list, root), json=json)
     return 0
+
+
+def running_elsewhere(root: Path, slurm: SlurmClient) -> tuple[TrainingDirectory, ...]:
+    """Return the trainings outside ``root`` of which Slurm has a job; none that cannot be read."""
+    found: list[TrainingDirectory] = []
+    active = active_jobs(slurm) or ()
+    ids = {job.job_id for job in active}
+    for place in folders_of(active):
+        with suppress(OSError):
+            if place != root:
+                found += (one for one in trainings(place) if any(job.job_id in ids for job in one.read()))
+    return tuple(found)
 
 
 def show_main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print a training with its jobs; of a job, its training. Raises ``NoSuchJob``, ``JournalDamaged``."""
     slurm, training = make_slurm(), find_training(name, job_dir)
+    if training is None and not job_dir:
+        elsewhere = running_elsewhere(root_of(job_dir), slurm)
+        training = next((one for one in elsewhere if one.name == name.removeprefix(PREFIX)), None)
     if training is None:
         with suppress(NoSuchJob):
             job = find(name, job_dir, slurm)

@@ -16,7 +16,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.training import TrainingDirectory
-from slurm_robust.report.training_view import row_of, shown
+from slurm_robust.report.training_view import row_of, running_elsewhere, shown
 from slurm_robust.slurm.errors import SlurmCommandMissing
 from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
@@ -158,6 +158,20 @@ def test_the_list_and_one_of_it(
     assert [row["job"] for row in one["jobs"]] == ["7", "9"]
     assert printed(capsys, str(training.path)) == printed(capsys, "gpt")
     assert "no training in" in printed(capsys, "--job-dir", str(tmp_path / "empty"))
+
+
+def test_a_training_that_runs_elsewhere_is_in_the_list(
+    training: TrainingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm()
+    while slurm.submit(SubmitRequest(command=("a.sh",), nodes=1, work_dir=str(training.path.parents[1]))) < 9:
+        pass
+    found = running_elsewhere(tmp_path / "home" / "srobust-jobs", slurm)
+    assert [one.path.resolve() for one in found] == [training.path.resolve()]
+    assert running_elsewhere(training.path.parent, slurm) == ()
+    for pending in slurm.jobs():
+        slurm.cancel(pending.job_id)
+    assert running_elsewhere(tmp_path / "home" / "srobust-jobs", slurm) == ()
 
 
 def test_an_unknown_training_names_those_that_there_are(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings import own
 from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.trainings.folders import BegunJob, listed
-from slurm_robust.trainings.own import OwnJobs, meant, own_jobs
+from slurm_robust.trainings.own import OwnJobs, looked, meant, own_jobs
 from tests.builders.events import run_started
 from tests.unit.trainings.test_find import started
 
@@ -33,8 +34,12 @@ FIVE, SIX, SEVEN = folder(5), folder(6), folder(7)
         (OwnJobs(here=(), running=()), None),
         (OwnJobs(here=(FIVE,), running=()), ("5", "your only job here")),
         (OwnJobs(here=(SIX, FIVE), running=()), ("6", "the newest of 2 jobs here")),
-        (OwnJobs(here=(SIX, FIVE), running=(FIVE,)), ("5", "the only one of 2 jobs here that has not ended")),
-        (OwnJobs(here=(FIVE, SEVEN, SIX), running=(SEVEN, SIX)), ("7", "the newest of 2 running jobs here")),
+        (OwnJobs(here=(SIX, FIVE), running=(FIVE,)), ("5", "your only job that has not ended")),
+        (OwnJobs(here=(SIX,), running=(FIVE,)), ("5", "your only job that has not ended, in /j")),
+        (
+            OwnJobs(here=(FIVE, SEVEN, SIX), running=(SEVEN, SIX)),
+            ("7", "the newest of your 2 jobs that have not ended"),
+        ),
         (OwnJobs(here=(SIX, FIVE), running=(SIX,), inside="5"), ("5", "in which this command runs")),
     ],
 )
@@ -78,6 +83,31 @@ def test_away_from_the_folder_slurm_tells_where_the_jobs_are(
     found = own_jobs(None, {}, slurm)
     assert [job.path for job in found.running] == [root / str(job_id)]
     assert own_jobs(str(elsewhere), {}, slurm).here == ()
+
+
+def test_a_job_that_runs_elsewhere_goes_before_those_that_have_ended_here(
+    root: Path,
+    tmp_path: Path,
+    slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job_id = submitted(slurm, root)
+    home = tmp_path / "home"
+    started(home / "srobust-jobs" / "900")
+    monkeypatch.chdir(home)
+    assert meant(own_jobs(None, {}, slurm)) == (str(job_id), f"your only job that has not ended, in {root}")
+    assert main(["status", "--all", "--json"]) == ExitCode.SUCCESS
+    shown = capsys.readouterr()
+    assert [job["job"] for job in json.loads(shown.out)] == [str(job_id), "900"]
+    assert f"jobs that have ended were looked for only in {home}/srobust-jobs\n" in shown.err
+    assert own_jobs(str(home / "srobust-jobs"), {}, slurm).running == ()
+
+
+def test_where_slurm_is_silent_it_is_said_where_jobs_were_looked_for(root: Path) -> None:
+    started(root / "900")
+    found = own_jobs(None, {}, FakeSlurm(reaches=lambda: False))
+    assert looked(found, None) == f"Slurm does not answer: all jobs were looked for only in {root}"
 
 
 def test_a_job_that_there_is_not_is_answered_with_those_that_there_are(root: Path) -> None:
