@@ -21,6 +21,7 @@ from slurm_robust.report.marks import ChartMark, marks
 from slurm_robust.report.nodelines import NodeLine, node_lines
 from slurm_robust.report.stages import JobStage, stages
 from slurm_robust.trainings.jobs import ChapterRow, state_and_how
+from slurm_robust.trainings.phase import exit_code
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.text import one_line
 
@@ -220,7 +221,7 @@ def job_report(
     nodes = node_lines(few, when, end, summary.incidents, summary.by_node)
     return JobReport(
         job_id=books.job_id,
-        command=started.command if started is not None else (),
+        command=job.command,
         cluster=started.cluster if started is not None else "",
         slots=started.slots if started is not None else 0,
         spares=started.spares if started is not None else 0,
@@ -249,7 +250,7 @@ def job_report(
         lanes=lanes(few, when, end, nodes),
         stages=stages(books),
         waiting=slurm.waiting,
-        exit_code=job.state.ended.code if job.state.ended is not None and books.ended else None,
+        exit_code=exit_code(job.state, phase) if books.ended else None,
         updates=updates,
         training=started.training if started is not None else "",
         chapters=(

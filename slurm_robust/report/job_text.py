@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
@@ -57,7 +58,7 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
         job, of_all = "newest job", f", {len(report.chapters)} jobs; all of them are in what follows"
     every = [
         ("training", report.training + of_all),
-        (job, f"{report.job_id}  {' '.join(report.command)}".rstrip()),
+        (job, f"{report.job_id}  {shlex.join(report.command)}".rstrip()),
         ("cluster", report.cluster),
         ("size", size),
         ("state", state),

@@ -8,6 +8,7 @@ from functools import cached_property
 from slurm_robust.evidence.incident_text import restored_text
 from slurm_robust.evidence.incidents import IncidentReport, incident_reports
 from slurm_robust.model import events as ev
+from slurm_robust.model.job import CommandKind
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import PhaseTimes
@@ -51,6 +52,15 @@ class LaunchView(Record):
         return self.measured.phases if self.measured is not None else ()
 
 
+def command_of(started: ev.RunStarted | None, state: JobState) -> tuple[str, ...]:
+    """Return what the ranks run, or ran last, as ``srobust run`` takes it: updates may have changed it."""
+    taken = state.taken.get(state.release)
+    found = taken.release if taken is not None else started
+    if found is None:
+        return ()
+    return ("-m", *found.command) if found.kind == CommandKind.MODULE else found.command
+
+
 class JobView(Record, dict=True):
     """A job by its journal."""
 
@@ -71,6 +81,11 @@ class JobView(Record, dict=True):
     def started(self) -> ev.RunStarted | None:
         """How it was submitted; None for a part of a journal."""
         return next((event for event in self.events if isinstance(event, ev.RunStarted)), None)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What the ranks run, or ran last, as ``srobust run`` takes it."""
+        return command_of(self.started, self.state)
 
     @cached_property
     def activity(self) -> tuple[str, str]:

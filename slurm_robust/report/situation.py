@@ -6,6 +6,7 @@ words for a job's state are here, too, for them and for the first line of a repo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
@@ -149,6 +150,8 @@ class Seen(Record):
     """It has a checkpoint on storage, from which another job can go on."""
     training: bool = False
     """It is a chapter of a training with a name."""
+    command: tuple[str, ...] = ()
+    """What its ranks run, as ``srobust run`` takes it."""
     is_fault: bool = True
     """A requeue is because of a fault, as opposed to a time limit or a preemption."""
 
@@ -164,7 +167,8 @@ def judge(seen: Seen, now: float) -> JobSituation:
     if seen.phase == SAVING:
         return JobSituation(doing=seen.reason)
     if seen.phase not in WORKING:
-        return _ended(seen) if seen.code is not None or seen.phase == "stopped" else JobSituation()
+        has_ended = seen.code is not None or seen.phase in ("stopped", CANCELLED)
+        return _ended(seen) if has_ended else JobSituation()
     if seen.silent_s is not None:
         text = (
             f"the controller has been silent for {duration(seen.silent_s)}; until it goes on, or another one "
@@ -224,26 +228,39 @@ def _ended(seen: Seen) -> JobSituation:
     if seen.code == 0:
         return JobSituation()
     if seen.phase == CANCELLED:
-        text = f"to go on from its newest checkpoint, submit it again with {_goes_on(seen)}"
+        how, command = _goes_on(seen)
+        text = f"to go on from its newest checkpoint, submit it again with {how}"
         lost = not_saved(seen.reason)
-        advice = NextMove(text=text) if seen.saves or seen.training else None
+        advice = NextMove(text=text, command=command) if seen.saves or seen.training else None
         return JobSituation(wrong=(lost,) if lost else (), grave=True, advice=advice)
     text = first_sentence(seen.reason, most=300)
     newest = seen.incidents[-1] if seen.incidents else None
     if newest is None or seen.code in (ExitCode.CHECKPOINTS, ExitCode.CONFIG):
         return JobSituation(wrong=(text,), grave=True)
+    again = ": ".join(filter(None, _goes_on(seen)))
     report = NextMove(
         text="read why; once that is mended, submit it again"
-        + (f": it goes on with {_goes_on(seen)}" if seen.saves or seen.training else ""),
+        + (f": it goes on with {again}" if seen.saves or seen.training else ""),
         command=f"srobust incident {seen.job_id} {newest.number}",
     )
     return JobSituation(wrong=(text,), grave=True, advice=report)
 
 
-def _goes_on(seen: Seen) -> str:
-    """Return what a job that is submitted again goes on from this one with."""
-    by_job = f"--from before the script: 'sbatch train.sbatch --from {seen.job_id} train.py'"
-    return f"the same --training, or with {by_job}" if seen.training else by_job
+MAX_AGAIN = 400
+"""Characters of a command that a screen shows whole: five lines of 80 columns."""
+
+
+def _goes_on(seen: Seen) -> tuple[str, str]:
+    """Return what a job that is submitted again goes on from this one with, and the command.
+
+    Without a command where the screen has no room for all its arguments: with fewer it is another training.
+    """
+    command = f"sbatch train.sbatch --from {seen.job_id} {shlex.join(seen.command)}"
+    is_shown = bool(seen.command) and len(command) <= MAX_AGAIN and command.isprintable()
+    how = "--from before the script"
+    if not is_shown:
+        how = f"--from {seen.job_id} before the script and its arguments"
+    return f"the same --training, or with {how}" if seen.training else how, command if is_shown else ""
 
 
 def _by_journal(seen: Seen) -> JobSituation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -66,7 +67,7 @@ from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import Bar, Paste, Screen, ScreenTable, facts_grid, show
 from slurm_robust.trainings.find import ReadJournal, find, load, place_of
-from slurm_robust.trainings.phase import CANCELLED, REQUEUED
+from slurm_robust.trainings.phase import CANCELLED, REQUEUED, exit_code
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -129,6 +130,7 @@ class Status(Record):
 
     job_id: int
     command: tuple[str, ...]
+    """What its ranks run, or ran last: that of their release."""
     phase: str
     """``training``, ``recovering``, …; ``reason`` says why."""
 
@@ -234,10 +236,10 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
     is_left = job.is_over or state.ended is not None or phase == REQUEUED  # the nodes are others' now
     status = Status(
         job_id=state.job_id,
-        command=job.started.command if job.started else (),
+        command=job.command,
         phase=phase,
         reason=reason,
-        exit_code=state.ended.code if state.ended else None,
+        exit_code=exit_code(state, phase),
         slurm=slurm,
         advice=advice,
         run=max(0, state.restart_count),
@@ -294,6 +296,7 @@ def judged(status: Status, now: float, cut: str = "") -> Status:
         cut=cut,
         saves=status.stored is not None,
         training=bool(status.training),
+        command=status.command,
         is_fault=status.is_fault,
     )
     return structs.replace(status, situation=judge(seen, now))
@@ -513,7 +516,7 @@ def render(status: Status) -> RenderableType:
     advice = found.advice
     rows = [
         ("training", training, ""),
-        ("job", f"{status.job_id}  {' '.join(status.command)}", ""),
+        ("job", f"{status.job_id}  {shlex.join(status.command)}", ""),
         ("state", _state(status), TONE_STYLES[tone_of(status.phase)]),
         *(("wrong", text, wrong) for text in found.wrong[:1]),
         *(("", text, wrong) for text in found.wrong[1:]),

@@ -43,15 +43,13 @@ def phase_of(
     if (ended := state.ended) is not None:
         order = state.stop_ordered
         is_cancelled = order is not None and not ended.final and ended.code == order.code
+        if ended.requeued and is_over:  # while it was in the queue, or right after
+            return _ended_by_slurm(REQUEUED, ended.reason, slurm)
         if ended.requeued or ended.preempted:
             return REQUEUED if ended.requeued else PREEMPTED, ended.reason
         return "finished" if ended.code == 0 else CANCELLED if is_cancelled else "stopped", ended.reason
     if is_over:
-        phase, reason = phase_of(events, state)
-        was = f"it was {phase}{f' ({reason})' if reason else ''}"
-        if "COMPLETED" in slurm.partition(" ")[0].split("+"):
-            return ENDED, f"Slurm says COMPLETED (exit code 0), but the journal has no end: {was}"
-        return "stopped", f"Slurm has ended the job{f' ({slurm})' if slurm else ''}; {was}"
+        return _ended_by_slurm(*phase_of(events, state), slurm)
     if state.requeueing is not None:
         return _requeue(events, state.requeueing)
     if (saving := state.world.saving) is not None:
@@ -61,6 +59,23 @@ def phase_of(
     if state.world.running:
         return ("training", "") if state.world.steps_here >= 0 else ("starting", _for_update(state))
     return "starting", _for_update(state)
+
+
+def exit_code(state: JobState, phase: str) -> int | None:
+    """Return the exit code of a job in this phase; None if it goes on, and if the journal has not its end."""
+    ended = state.ended
+    return None if ended is None or (ended.requeued and phase != REQUEUED) else ended.code
+
+
+def _ended_by_slurm(phase: str, reason: str, slurm: str) -> tuple[str, str]:
+    """Return phase and reason of a job that Slurm has ended, by those that its journal tells."""
+    words = slurm.partition(" ")[0].split("+")
+    if phase == REQUEUED and "CANCELLED" in words:
+        return CANCELLED, f"in Slurm's queue, after a requeue: {reason}"
+    was = f"it was {phase}{f' ({reason})' if reason else ''}"
+    if "COMPLETED" in words:
+        return ENDED, f"Slurm says COMPLETED (exit code 0), but the journal has no end: {was}"
+    return "stopped", f"Slurm has ended the job{f' ({slurm})' if slurm else ''}; {was}"
 
 
 def _for_update(state: JobState) -> str:

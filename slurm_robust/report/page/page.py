@@ -5,6 +5,7 @@ Jinja2 is in the extra ``train``: what needs no page does not import this.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,7 @@ def page_of(report: JobReport) -> str:
         "title": f"Training {one_line(report.training)}" if is_training else f"Job {report.job_id}",
         # The title names the job; of a training the newest one is a fact.
         "facts": [
-            *([("command", " ".join(report.command))] if report.command and not is_training else []),
+            *([("command", shlex.join(report.command))] if report.command and not is_training else []),
             *(fact for fact in facts(report) if fact[0] not in ("job", "state")),
         ],
         "banner": banner(report),

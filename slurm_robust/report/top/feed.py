@@ -31,9 +31,10 @@ from slurm_robust.model.live_status import (
 )
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState, apply
+from slurm_robust.report.job_view import command_of
 from slurm_robust.report.situation import WORKING, JobSituation, JobSize, Seen, cut_text, judge, phases_text
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.trainings.phase import phase_of
+from slurm_robust.trainings.phase import exit_code, phase_of
 from slurm_robust.trainings.slurmview import SlurmView, view_of, waits_for
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.files import read_tail
@@ -200,6 +201,7 @@ class JobFeed:
         self._ledger_due = self._slurm_due = 0.0
         self._view = SlurmView()
         self._began: JobSize | None = None
+        self._started: ev.RunStarted | None = None
         self._losses: deque[float] = deque(maxlen=MAX_POINTS)
         self._step_times: deque[float] = deque(maxlen=MAX_POINTS)
 
@@ -255,7 +257,7 @@ class JobFeed:
             step_times=tuple(self._step_times),
             tail=self._tail(state) if self._alone else (),
         )
-        return structs.replace(view, situation=situation_of(view, state, now, cut))
+        return structs.replace(view, situation=situation_of(view, state, now, cut, self._started))
 
     def _says(self) -> str:
         return one_line(self._view.describe())
@@ -303,6 +305,7 @@ class JobFeed:
                     self._add_point(event)
                     self._progress = event
                 case ev.RunStarted():
+                    self._started = event
                     self._began = JobSize(ranks=event.slots * event.nproc_per_node, standbys=event.spares)
                 case ev.GenerationLaunched():
                     self._progress = None
@@ -368,13 +371,15 @@ class JobFeed:
         return self._view
 
 
-def situation_of(view: LiveView, state: JobState, now: float, cut: str = "") -> JobSituation:
+def situation_of(
+    view: LiveView, state: JobState, now: float, cut: str = "", started: ev.RunStarted | None = None
+) -> JobSituation:
     """Return the situation of what is shown, at wall-clock time ``now``; ``cut``: where its journal ends."""
     seen = Seen(
         job_id=view.moment.job_id,
         phase=view.state,
         reason=view.reason,
-        code=state.ended.code if state.ended is not None else None,
+        code=exit_code(state, view.state),
         live=view.moment if view.live else None,
         phases=phases_text(view.moment),
         incidents=view.incidents,
@@ -382,6 +387,8 @@ def situation_of(view: LiveView, state: JobState, now: float, cut: str = "") -> 
         evicted=state.evicted,
         cut=cut,
         saves=state.world.stored is not None,
+        training=bool(state.training),
+        command=command_of(started, state),
     )
     return judge(seen, now)
 

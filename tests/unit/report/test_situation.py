@@ -36,7 +36,8 @@ from tests.builders.live_statuses import live_node, live_status
 from tests.there import there
 
 NOW = 2000.0
-BY_JOB = "--from before the script: 'sbatch train.sbatch --from 7 train.py'"
+COMMAND = ("train.py", "--lr", "1e-4", "--name", "two words")
+AGAIN = "sbatch train.sbatch --from 7 train.py --lr 1e-4 --name 'two words'"
 
 
 def seen(phase: str = "training", **known: object) -> JobSituation:
@@ -238,12 +239,13 @@ def test_a_job_that_gave_up_names_the_report_and_how_to_go_on() -> None:
         code=93,
         saves=True,
         incidents=(row(2),),
+        command=COMMAND,
     )
     assert found.grave
     assert found.wrong == ("rank 1 raised ValueError at train.py:3: no …",)
     assert found.advice is not None
     assert found.advice.command == "srobust incident 7 2"
-    assert "--from 7" in found.advice.text
+    assert found.advice.text.endswith(f": it goes on with --from before the script: {AGAIN}")
     unsaved = seen("stopped", reason="no", code=93, incidents=(row(2),)).advice
     assert unsaved is not None
     assert unsaved.text == "read why; once that is mended, submit it again"
@@ -251,16 +253,25 @@ def test_a_job_that_gave_up_names_the_report_and_how_to_go_on() -> None:
 
 def test_a_cancelled_job_has_nothing_wrong_and_a_finished_one_nothing_to_do() -> None:
     assert seen("finished", code=0) == JobSituation()
-    cancelled = seen("cancelled", code=143, saves=True)
+    cancelled = seen("cancelled", code=143, saves=True, command=COMMAND)
     assert cancelled.wrong == ()
     order = "ordered to end by SIGTERM; steps 897 to 982 are lost"
     assert seen("cancelled", code=143, reason=order).wrong == ("steps 897 to 982 are lost",)
     assert cancelled.advice is not None
-    assert cancelled.advice.text.endswith(f"submit it again with {BY_JOB}")
-    named = seen("cancelled", code=143, training=True).advice
+    assert cancelled.advice.text.endswith("submit it again with --from before the script")
+    assert cancelled.advice.command == AGAIN
+    named = seen("cancelled", code=143, training=True, command=COMMAND).advice
     assert named is not None
-    assert named.text.endswith(f"with the same --training, or with {BY_JOB}")
+    assert named.text.endswith("with the same --training, or with --from before the script")
+    assert named.command == AGAIN
     assert seen("cancelled", code=143).advice is None, "nothing to go on from"
+
+
+@pytest.mark.parametrize("command", [(), ("train.py", "x" * 400), ("train.py", "two\nlines")])
+def test_a_command_that_cannot_be_shown_whole_is_not_shown(command: tuple[str, ...]) -> None:
+    found = there(seen("cancelled", code=143, saves=True, command=command).advice)
+    assert found.text.endswith("submit it again with --from 7 before the script and its arguments")
+    assert found.command == ""
 
 
 # -- texts of the training -----------------------------------------------------------------------------

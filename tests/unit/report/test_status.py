@@ -24,12 +24,15 @@ from slurm_robust.model.journal import fold, read
 from slurm_robust.model.live_status import encode
 from slurm_robust.model.progress import SnapshotTimes
 from slurm_robust.model.standby import StandbyStage
+from slurm_robust.report.brief import briefs
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.phase import phase_of
-from tests.builders import incidents
+from tests.builders import incidents, updates
 from tests.builders.events import allocation_taken, run_started
+from tests.builders.updates import BATCH, FIRST, release
+from tests.there import there
 
 
 @pytest.fixture
@@ -414,6 +417,34 @@ def test_a_job_that_is_cancelled_on_its_way_to_a_requeue_is_over(folder: Path, s
     assert status.reason == "Slurm has ended the job (COMPLETING); it was requeueing (node lost)"
     slurm.cluster.put(job, states=completing, restart_count=1)
     assert status_of(str(folder), None, slurm).phase == "requeueing"
+
+
+def test_a_job_that_is_cancelled_in_the_queue_after_a_requeue_is_cancelled(
+    folder: Path, slurm: FakeSlurm
+) -> None:
+    stored = ev.StorageWritten(t=3.0, generation=1, step=9, seconds=1.0)
+    why = "the job is requeued (ordered to end by SIGTERM)"
+    events = (stored, ev.RunEnded(t=4.0, code=75, reason=why, final=False, requeued=True))
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(b"".join(ev.encode_event(event) + b"\n" for event in events))
+    assert status_of(str(folder), None, slurm).phase == "requeued"
+    slurm.cluster.finish(1, "CANCELLED")
+    status = status_of(str(folder), None, slurm)
+    assert (status.phase, status.exit_code) == ("cancelled", None)
+    assert there(status.situation.advice).command.startswith("sbatch train.sbatch --from 1 ")
+    (line,) = briefs([folder], slurm)
+    assert line.state == "cancelled"
+
+
+def test_the_command_is_what_the_ranks_run_after_an_update() -> None:
+    started = run_started(kind="module", command=("pkg.train", "--lr", "3e-4"))
+    assert JobView(events=[started]).command == ("-m", "pkg.train", "--lr", "3e-4")
+    new = release(name=BATCH, command=("train.py", "--lr", "1e-4"))
+    applied = updates.applied(3.0, 1, BATCH, FIRST, 9)
+    events = [started, ev.ReleaseTaken(t=2.0, release=release()), ev.ReleaseTaken(t=2.5, release=new)]
+    assert status_at(JobView(events=events), 4.0).command == ("train.py",)
+    now = status_at(JobView(events=[*events, applied]), 4.0)
+    assert now.command == ("train.py", "--lr", "1e-4")
 
 
 @pytest.mark.parametrize(("age_s", "is_said"), [(2.0, False), (7.0, True), (35.0, True)])
