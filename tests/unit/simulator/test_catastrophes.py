@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import pytest
 from slurm_robust.config.job import CheckpointConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.simulator.figures import figures_of
+from slurm_robust.simulator.figures import LifeFigures, figures_of
 from slurm_robust.simulator.life import PolicyLife
 from slurm_robust.simulator.shipped import located, names
 from slurm_robust.simulator.spec import read
@@ -44,6 +44,11 @@ DAYS = {
 }
 
 
+@cache
+def figures(name: str, seed: int) -> LifeFigures:
+    return figures_of(PolicyLife(read(located(Path(f"catastrophe-{name}"))), seed).play())
+
+
 def test_each_shipped_catastrophe_has_its_expectations() -> None:
     assert {f"catastrophe-{name}" for name in DAYS} == {
         one for one in names() if one.startswith("catastrophe-")
@@ -55,7 +60,7 @@ def test_each_shipped_catastrophe_has_its_expectations() -> None:
 def test_a_catastrophe_costs_no_more_than_it_must(name: str, seed: int) -> None:
     spec, expected = read(located(Path(f"catastrophe-{name}"))), DAYS[name]
     assert broken_promises(spec, seed) == []
-    found = figures_of(PolicyLife(spec, seed).play())
+    found = figures(name, seed)
     assert found.ettr >= expected.ettr
     assert found.jobs == 1
     assert found.runs <= expected.runs
@@ -68,14 +73,13 @@ def test_the_page_says_what_each_day_costs() -> None:
     said = dict(re.findall(r"\| `catastrophe-([a-z-]+)` \|.*\| ([0-9.]+) % \|", page))
     assert said.keys() == DAYS.keys()
     for name, percent in said.items():
-        spec = read(located(Path(f"catastrophe-{name}")))
-        found = [figures_of(PolicyLife(spec, seed).play()).ettr for seed in range(spec.seeds)]
+        found = [figures(name, seed).ettr for seed in range(5)]
         assert 100 * sum(found) / len(found) == pytest.approx(float(percent), abs=0.3)
 
 
 # -- what the policy alone cannot play: by the core itself ---------------------------------------------------
 
-PACE = SimulatedPace(step_s=10.0)
+PACE = SimulatedPace(step_s=10.0, turn_s=0.5, rest_s=0.25)
 HOUR_S = 3600.0
 
 
@@ -103,7 +107,7 @@ def slurmctld_is_away(sim: Sim, seconds: float) -> None:
     sim.at(sim.now + seconds, partial(sim.slurm_is_silent, False))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_hour_without_slurmctld_costs_nothing_as_long_as_a_standby_is_there() -> None:
     sim = job(steps=500, leap_s=0.0)
     slurmctld_is_away(sim, HOUR_S)
