@@ -7,6 +7,7 @@ shows which it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import comb
 
 from slurm_robust.model.incident import (
@@ -66,11 +67,16 @@ def crashes_here(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     place = crash_place(fault, state)
     if place is None or fault.root is None or state.candidate is not None or state.world.without_progress:
         return None
-    day = [p for p in state.world.places if p.symptom is place.symptom and 0 <= place.t - p.t < DAY_S]
+    known = [p for p in state.world.places if p.symptom is place.symptom]
+    day = [p for p in known if 0 <= place.t - p.t < DAY_S]
     here = [p for p in day if p.nodes == place.nodes]
     crashes, nodes = 1 + len(here), len(state.world.slots)
     chance = by_chance(nodes, 1 + len(day), crashes)
-    others = next((p.ranks for p in here if p.ranks != place.ranks), ())
+    others = _others(place, known)
+    # Where other ranks crashed as well, it was the node.
+    elsewhere = [
+        p for p in day if p.ranks == place.ranks and p.nodes != place.nodes and not _others(p, known)
+    ]
     reason = (
         f"{fault.root.exit.describe()} on {fault.root.node}, which had {crashes} of the "
         f"{1 + len(day)} crashes within a day"
@@ -78,7 +84,7 @@ def crashes_here(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     if others and crashes >= LEAST and chance < IMPOSSIBLE:
         why = f"{reason}, also with {named_ranks(others)}: it stays with the node"
         return convict(place.nodes, rules, rung=4, reason=why, confidence=0.7)
-    if others or any(p.ranks == place.ranks and p.nodes != place.nodes for p in day) or chance >= UNLIKELY:
+    if others or elsewhere or chance >= UNLIKELY:
         return None
     return Verdict(
         rung=4,
@@ -89,6 +95,11 @@ def crashes_here(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         confidence=0.5,
         allowed=rules.limits.per_signature,
     )
+
+
+def _others(place: StackLocation, known: Iterable[StackLocation]) -> tuple[int, ...]:
+    """Return other ranks that have crashed on the same node; empty for none."""
+    return next((p.ranks for p in known if p.nodes == place.nodes and p.ranks != place.ranks), ())
 
 
 def suspected(state: JobState) -> frozenset[str]:

@@ -96,6 +96,17 @@ def test_a_node_whose_new_ranks_crash_too_is_evicted() -> None:
     assert "stays with the node" in last.reason
 
 
+def test_a_suspect_of_another_day_that_serves_again_is_evicted_and_its_new_rank_is_not_blamed() -> None:
+    day = 24 * HOUR_S
+    crashes = [("n9", HOUR_S), ("n9", 2 * HOUR_S), *(("n7", 2 * day + hour * HOUR_S) for hour in (1, 2))]
+    state, _ = all_of(job(1200, "s1"), *crashes)
+    assert state.world.slots[6] == "n9", "the last standby is a suspect"
+    _, found = all_of(state, *(("n9", 2 * day + hour * HOUR_S) for hour in (3, 4, 5)))
+    assert [kinds(one) for one in found[:2]] == [[inc.Restart]] * 2
+    assert found[2].verdict is not None
+    assert found[2].verdict.suspects == ("n9",)
+
+
 def test_crashes_of_another_day_or_without_progress_or_of_a_few_nodes_move_nothing() -> None:
     day = 24 * HOUR_S
     assert kinds(all_of(job(), ("n9", HOUR_S), ("n9", day + 2 * HOUR_S))[1][-1]) == [inc.Restart]

@@ -278,3 +278,13 @@ def test_as_many_starts_may_fail_in_a_row_as_the_bounds_allow() -> None:
     owner = Owner(stops_after=0)
     (journal,) = played(faults=(crash,), phases=Phases(stop="0.1 s"), policy=policy, owner=owner).journals
     assert sum(isinstance(event, ev.GenerationLaunched) for event in journal) == 401
+
+
+def test_a_node_that_crashes_again_and_again_with_progress_in_between_loses_its_ranks() -> None:
+    crash = source(FaultOf.CRASH, "1 / 10 days", persists=1.0, named=0.0, again="20 min mean")
+    life = played(nodes=64, faults=(crash,), time="60 days")
+    found = figures_of(life)
+    strikes = 6
+    assert (found.jobs, found.evicted_wrong) == (1, 0)
+    assert found.resolved["ranks moved"] >= 3
+    assert found.incidents < 8 * strikes, "72 a day, were it only restarted"
