@@ -173,23 +173,28 @@ class SimulatedCluster(Section):
 
 
 class Phases(Section):
-    """How long the parts of a recovery take; by default as measured in a sandbox."""
+    """How long the parts of a recovery take.
+
+    Defaults at a small scale are this project's measurements (docs/measurements.md, sections 1, 2, 21, 23).
+    Their growth with the scale is that of hot updates and requeues in ByteRobust's table 7, by GPUs.
+    """
 
     decide: Times = "0.1 s"
     """From the incident to the decision, without tests: stacks of a hang are taken within its detection."""
-    stop: Times = "0.5 s to 2 s"
-    """Until all ranks have ended."""
+    stop: Times = "0.2 s to 1.7 s"
+    """Until all ranks have ended: as long as a worker that holds 40 to 100 GB of a GPU takes to die."""
     agents: Times = "2 s to 5 s"
-    """Until agents are started again."""
-    start: Times = "5 s to 15 s"
-    """From the launch until ranks can restore: imports, process groups, the model."""
+    """Until agents are started again, and torch is imported."""
+    start: Times = "4 s to 12 s"
+    """From the launch until ranks can restore: process groups, the model. Measured in place, with a script
+    whose first start takes 17 to 56 s."""
     start_per_1000_nodes: Time = "10 s"
-    """What comes to ``start`` for each thousand nodes."""
-    first_start: Times = "30 s to 60 s"
+    """What comes to ``start`` for each thousand nodes of 8 GPUs."""
+    first_start: Times = "17 s to 56 s"
     """From Slurm's start of a run until its agents are ready, and torch is imported."""
-    first_start_per_1000_nodes: Time = "330 s"
-    """What comes to ``first_start`` for each thousand nodes."""
-    update: Times = "5 s"
+    first_start_per_1000_nodes: Time = "160 s"
+    """What comes to ``first_start`` for each thousand nodes of 8 GPUs: images, libraries from storage."""
+    update: Times = "0.1 s to 1 s"
     """For which training stands still when the owner changes the code, besides ``start``."""
 
 

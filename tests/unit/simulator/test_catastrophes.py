@@ -39,7 +39,7 @@ DAYS = {
     "file-server": Expected(0.96),
     "poisoned-release": Expected(0.985),
     "all-standbys-bad": Expected(0.975, runs=2, evicted=5),
-    "xids-on-healthy-nodes": Expected(0.955, runs=3, evicted=12, wrongly=12),
+    "xids-on-healthy-nodes": Expected(0.965, runs=3, evicted=10, wrongly=10),
     "lemon-rack": Expected(0.93, runs=5, evicted=24),
 }
 
