@@ -16,7 +16,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.requeue import Clock, SystemClock
-from slurm_robust.slurm.step_output import PREEMPTION
+from slurm_robust.slurm.step_output import NODE_FAILURE, PREEMPTION
 
 FOR_S = 2.5
 EVERY_S = 0.25
@@ -24,6 +24,7 @@ EVERY_S = 0.25
 BOOKS_AFTER_S = 0.5
 """slurmstepd's words come within this time, if they come at all; then slurmdbd is asked."""
 
+_STATES = {PREEMPTION: "PREEMPTED", NODE_FAILURE: "NODE_FAIL"}
 _OVER = frozenset({"PREEMPTED", "REQUEUED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "FAILED", "COMPLETED"})
 
 
@@ -66,20 +67,22 @@ class Asking:
                 yield said
                 return
         yield said if said is None else structs.replace(said, certain=False)
-        if self._is_preemption():
+        why = self._why()
+        if why == "PREEMPTED":
             yield structs.replace(said or Sentence(running=False), preempted=True)
         elif said is not None:
-            yield said
+            yield structs.replace(said, node_fail=why == "NODE_FAIL")
 
-    def _is_preemption(self) -> bool:
+    def _why(self) -> str:
+        """Return the state in which the run ends by slurmstepd's words, else by slurmdbd's; "" for others."""
         begun = self._clock.monotonic()
         while (waited_s := self._clock.monotonic() - begun) < FOR_S:
             if (why := self._told()) is not None:
-                return why == PREEMPTION
+                return _STATES.get(why, "")
             if waited_s >= BOOKS_AFTER_S and (state := self._in_the_books()):
-                return state == "PREEMPTED"
+                return state
             self._clock.sleep(EVERY_S)
-        return False
+        return ""
 
     def _in_the_books(self) -> str:
         """Return how slurmdbd says that the run has ended, "" if it does not say."""

@@ -164,14 +164,21 @@ class Sentence(Record):
     """Until the end of the run, None if Slurm does not say."""
     requeued: bool = False
     """The job is queued again: a next run follows."""
+    node_fail: bool = False
+    """Slurm has ended it since it gave up a node, or a node of it booted."""
     certain: bool = True
     """False: the cause of the end is not known yet, and another sentence follows."""
 
 
-def explain(order: str, *, preempted: bool, requeued: bool) -> str:
+NODE_FAIL = "Slurm gave up a node of it, or the node booted: NODE_FAIL"
+
+
+def explain(order: str, *, preempted: bool, requeued: bool, node_fail: bool = False) -> str:
     """Say why the run ends to which ``order`` came, by Slurm's word on it."""
     if preempted:
         return f"preempted by Slurm, which {'requeues' if requeued else 'cancels'} the job"
+    if node_fail:
+        return f"{'the job is requeued' if requeued else order} ({NODE_FAIL})"
     return f"the job is requeued ({order})" if requeued else order
 
 

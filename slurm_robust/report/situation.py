@@ -152,6 +152,8 @@ class Seen(Record):
     """It is a chapter of a training with a name."""
     command: tuple[str, ...] = ()
     """What its ranks run, as ``srobust run`` takes it."""
+    left: str = ""
+    """The node from which the controller was taken over, as long as Slurm has not given it up."""
     is_fault: bool = True
     """A requeue is because of a fault, as opposed to a time limit or a preemption."""
 
@@ -302,6 +304,8 @@ def _live(seen: Seen, live: LiveStatus) -> JobSituation:
         return JobSituation(wrong=tuple(wrong), grave=True, doing=doing, advice=report)
     if live.non_finite:
         wrong.append("loss or gradient norm is NaN or infinite")
+    if seen.left:
+        wrong.append(f"until Slurm gives up {seen.left} (SlurmdTimeout), booting {seen.left} ends this run")
     wrong += _unkept(live)
     advice = _make_room(seen.job_id, [*live.unkept, *live.unkept_peers])
     if late := late_text(live, seen.phases):

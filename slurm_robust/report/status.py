@@ -44,6 +44,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.model.updates import UpdateRow
 from slurm_robust.policy.interval import IntervalAdvice, advise
+from slurm_robust.policy.leaving import NODE_FAIL
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.incident_table import INCIDENT_STYLES
 from slurm_robust.report.job_view import JobView, LaunchView
@@ -68,7 +69,15 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import Bar, Paste, Screen, ScreenTable, facts_grid, show
 from slurm_robust.trainings.find import ReadJournal, find, load, place_of
 from slurm_robust.trainings.phase import CANCELLED, REQUEUED, exit_code
-from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
+from slurm_robust.trainings.slurmview import (
+    SlurmView,
+    completing_advice,
+    left_node,
+    make_slurm,
+    run_before,
+    view_of,
+    waits_for,
+)
 from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
@@ -88,6 +97,13 @@ WATCH_SHARE = 4.0
 
 SLURM_EVERY_S = 15.0
 """Between two questions of ``--watch`` to Slurm, which has others to answer."""
+
+
+NOTHING_SAVED = (
+    "none: the script saves nothing that srobust knows, so a fault begins anew, or where the script resumes "
+    "by itself"
+)
+"""The copies of a script that uses nothing of slurm_robust."""
 
 
 class StandbyRow(Record):
@@ -221,6 +237,8 @@ class Status(Record):
     """How many ranks and standbys there are."""
     began: JobSize = JobSize(ranks=0, standbys=0)
     """How many there were at the beginning."""
+    left: str = ""
+    """The node from which the controller was taken over, as long as its boot ends this run."""
     situation: JobSituation = JobSituation()
     """What is wrong, what is done about it, and what a person can do."""
     is_fault: bool = True
@@ -297,6 +315,7 @@ def judged(status: Status, now: float, cut: str = "") -> Status:
         saves=status.stored is not None,
         training=bool(status.training),
         command=status.command,
+        left=status.left,
         is_fault=status.is_fault,
     )
     return structs.replace(status, situation=judge(seen, now))
@@ -403,12 +422,18 @@ def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
 def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, str]:
     """Return the job as Slurm knows it, and what it waits for."""
     view = view_of(events, slurm)
-    if view.job is None:
+    job = view.job
+    if job is None:
         return view, ""
-    waits = waits_for(slurm, view.job, fold(events))
-    if waits is None:
-        return view, completing_advice(slurm, view.job)
-    return structs.replace(view, waiting=waits), waits.advice
+    state = fold(events)
+    waits = waits_for(slurm, job, state)
+    view = structs.replace(
+        view,
+        waiting=waits,
+        before=run_before(slurm, job, state),
+        left=left_node(slurm, job, state),
+    )
+    return view, waits.advice if waits is not None else completing_advice(slurm, job)
 
 
 def _status(journal: ReadJournal, view: SlurmView, advice: str, directory: JobDirectory) -> Status:
@@ -425,8 +450,11 @@ def _status(journal: ReadJournal, view: SlurmView, advice: str, directory: JobDi
     if status.phase == CANCELLED and view.job is not None and view.job.is_pending:
         changes["phase"] = REQUEUED
         changes["reason"] = f"by Slurm or its owner; the run before was {status.reason}"
+    elif status.phase == REQUEUED and view.before == "NODE_FAIL" and view.before not in status.reason:
+        changes["reason"] = f"{NODE_FAIL}: {status.reason}"
     elif view.goes_on and status.phase in WORKING:
         changes |= _now(directory, job.state, wall)
+        changes["left"] = view.left
     elif journal.breaks_off and status.exit_code is None:
         cut = cut_text(journal.breaks_off, newest_t)
         changes |= {"phase": "unknown", "reason": cut}
@@ -478,6 +506,9 @@ def render(status: Status) -> RenderableType:
     copies = copies_text(status.live.tiers) if status.live is not None else ""
     if status.stored is not None and not copies:
         copies = f"step {status.stored.step} on storage, written in {status.stored.seconds:.1f} s"
+    counts_only = not (status.live.reports if status.live is not None else status.reports)
+    if not copies and counts_only and status.step >= 0 and status.phase in WORKING:
+        copies = NOTHING_SAVED
     if status.stored is not None and (often := status.interval) is not None:
         stored = f"one every {often.every_s:.0f} s or less often, with an incident every "
         stored += f"{often.mtbf_s:.0f} s so far"

@@ -105,6 +105,9 @@ _STAYS = (
 PREEMPTION = "PREEMPTION"
 """Why slurmstepd ends a step that makes room for another job."""
 
+NODE_FAILURE = "NODE FAILURE"
+"""Why slurmstepd ends a step of a job that has lost a node."""
+
 _ENDED = re.compile(
     r"\*\*\* (?:JOB|STEP) (?P<job>\d+)(?:\.\S+)? ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>.+))? \*\*\*"
 )
@@ -113,12 +116,15 @@ _ENDED = re.compile(
 def why_ended(lines: Iterable[str], job_id: int) -> str | None:
     """Return why Slurm has ended steps of ``job_id``, in slurmstepd's words.
 
-    :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``; "": a user or an operator has cancelled it; None:
-    slurmstepd says nothing.
+    :data:`PREEMPTION`, :data:`NODE_FAILURE`, ``JOB REQUEUE``, ``TIME LIMIT``; "": a user or an operator has
+    cancelled it; None: slurmstepd says nothing.
     """
     ends = (match for line in lines if (match := _ENDED.search(line)) is not None)
     found = [match["why"] or "" for match in ends if int(match["job"]) == job_id]
-    return PREEMPTION if PREEMPTION in found else found[-1] if found else None
+    for why in (PREEMPTION, NODE_FAILURE):
+        if any(each.startswith(why) for each in found):
+            return why
+    return found[-1] if found else None
 
 
 def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd:

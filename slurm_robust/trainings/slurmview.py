@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -41,6 +42,10 @@ class SlurmView(Record):
     """And at most."""
     waiting: PendingJob | None = None
     """What a pending job waits for, if its nodes were asked for."""
+    before: str = ""
+    """How slurmdbd says that the run before the requeue ended, if it was asked."""
+    left: str = ""
+    """The node from which the controller was taken over, as long as the job has it in Slurm's books."""
     leaves: bool = False
     """Slurm ends the run that the journal knows, and not to requeue the job."""
 
@@ -137,6 +142,25 @@ def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> Pend
     except SlurmError:
         nodes, topology = (), ()
     return waiting(job, nodes, need, state.excluded if state is not None else (), topology)
+
+
+def run_before(slurm: SlurmClient, job: SlurmJob, state: JobState) -> str:
+    """Return how slurmdbd says that the run of a journal ended, if Slurm has requeued the job; else ""."""
+    if state.ended is None or not state.ended.requeued or job.restart_count <= state.restart_count:
+        return ""
+    with suppress(SlurmError):
+        rows = [row for row in slurm.accounting(job.job_id) if not row.step and row.state != "RESIZING"]
+        return next((row.state for row in reversed(rows) if row.run == max(0, state.restart_count)), "")
+    return ""
+
+
+def left_node(slurm: SlurmClient, job: SlurmJob, state: JobState) -> str:
+    """Return the node from which the controller was taken over, until Slurm has given it up; "" for none."""
+    if not job.is_running or state.taken_from not in job.nodes:
+        return ""
+    with suppress(SlurmError):
+        return "" if any(node.is_down for node in slurm.nodes((state.taken_from,))) else state.taken_from
+    return ""
 
 
 def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:

@@ -63,7 +63,7 @@ class Departure:
         order = context.state.stop_ordered  # to an earlier controller of this run
         self._ordered = now.mono - max(0.0, now.wall - order.t) if order is not None else None
         self._is_at_once = False
-        self._is_preempted = self._is_requeued = False  # as Slurm says
+        self._is_preempted = self._is_requeued = self._is_node_fail = False  # as Slurm says
         self._is_asked = self._is_told = False  # what the order means; Slurm has had its say on it
         self._ends: float | None = None  # when the run's time is over, by Slurm
         self._termed: set[str] = set()  # agents that Slurm has told to end
@@ -90,7 +90,12 @@ class Departure:
         """Return what ``order`` means, by what Slurm has said until now."""
         is_due = self._ordered is not None and now.mono - self._ordered < WORD_S
         return OrderMeaning(
-            reason=explain(order, preempted=self._is_preempted, requeued=self._is_requeued),
+            reason=explain(
+                order,
+                preempted=self._is_preempted,
+                requeued=self._is_requeued,
+                node_fail=self._is_node_fail,
+            ),
             preempted=self._is_preempted,
             requeued=self._is_requeued,
             is_open=is_due and not (self._is_told or self._is_at_once),
@@ -177,6 +182,7 @@ class Departure:
             self._is_told = said.certain
             self._is_preempted = self._is_preempted or said.preempted
             self._is_requeued = self._is_requeued or said.requeued
+            self._is_node_fail = self._is_node_fail or said.node_fail
         if said is not None and said.left_s is not None and (said.preempted or said.left_s <= WARNED_S):
             self._ends = now.mono + said.left_s
         if self._asking is not None:

@@ -71,6 +71,15 @@ def test_a_requeue_that_slurmstepd_does_not_tell_is_read_from_accounting(
     assert world.clock.now - world.begun == BOOKS_AFTER_S
 
 
+@pytest.mark.parametrize("word", ["NODE FAILURE", None])
+def test_of_a_run_that_lost_a_node_slurmstepd_or_slurmdbd_says_so(world: World, word: str | None) -> None:
+    world.slurm.requeue(world.job)
+    world.record("NODE_FAIL")
+    world.word = word
+    _, last = world.ask()
+    assert last == Sentence(running=False, left_s=0.0, requeued=True, node_fail=True)
+
+
 def test_the_question_who_ended_the_job_has_an_end(world: World) -> None:
     world.slurm.requeue(world.job)
     world.slurm.cluster.runs.clear()

@@ -215,6 +215,16 @@ def test_an_order_to_end_by_a_preemption_is_reported_as_a_preemption(
     assert faults(sim) == []
 
 
+def test_a_requeue_since_a_node_booted_says_so_instead_of_the_signal() -> None:
+    sim = job(Sentence(running=False, requeued=True, node_fail=True))
+    sim.term()
+    assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
+    (ended,) = sim.events(ev.RunEnded)
+    assert ended.reason.startswith(
+        "the job is requeued (Slurm gave up a node of it, or the node booted: NODE_FAIL)"
+    )
+
+
 def test_slurms_word_is_waited_for_within_bounds_and_never_before_all_is_saved() -> None:
     sim = job()
     begun = sim.now

@@ -388,6 +388,12 @@ def test_a_node_without_room_for_snapshots_is_wrong_and_the_way_to_find_what_fil
     assert there(found.advice).command == "srun --jobid 7 --overlap -N1 -n1 -w n2 ls -lS /dev/shm"
 
 
+def test_after_a_takeover_it_is_said_what_a_boot_of_the_node_does() -> None:
+    found = seen(live=live_status(), left="n1")
+    assert found.wrong == ("until Slurm gives up n1 (SlurmdTimeout), booting n1 ends this run",)
+    assert not found.grave
+
+
 def test_where_nothing_is_whole_that_is_said_first() -> None:
     (text,) = seen(live=live_status(step=265, unkept=FULL, tiers=())).wrong
     assert text.startswith("no checkpoint is whole, so a fault repeats all steps: n2 has no room in memory")

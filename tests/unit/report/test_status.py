@@ -436,6 +436,37 @@ def test_a_job_that_is_cancelled_in_the_queue_after_a_requeue_is_cancelled(
     assert line.state == "cancelled"
 
 
+def test_a_requeue_since_a_node_failed_says_so_by_slurmdbd(folder: Path, slurm: FakeSlurm) -> None:
+    why = "the job is requeued (ordered to end by SIGTERM)"
+    with (folder / "journal.jsonl").open("ab") as file:
+        ended = ev.RunEnded(t=4.0, code=75, reason=why, final=False, requeued=True)
+        file.write(ev.encode_event(ended) + b"\n")
+    slurm.requeue(1)
+    (row, *others) = slurm.cluster.runs[1]
+    slurm.cluster.runs[1] = [structs.replace(row, state="NODE_FAIL"), *others]
+    assert any("NODE_FAIL" in wrong for wrong in status_of(str(folder), None, slurm).situation.wrong)
+
+
+def test_after_a_takeover_the_boot_of_the_node_is_warned_of_until_slurm_gives_it_up(
+    folder: Path, slurm: FakeSlurm
+) -> None:
+    node = slurm.job(1).nodes[0]
+    taken = ev.ControllerStarted(t=5.0, epoch=2, host="n2", pid=1, port=1, taken_from=node)
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(ev.encode_event(taken) + b"\n")
+    assert status_of(str(folder), None, slurm).left == node
+    slurm.cluster.set_node(node, states=frozenset({"DOWN"}))
+    assert status_of(str(folder), None, slurm).left == ""
+
+
+def test_a_script_that_saves_nothing_known_is_said_to() -> None:
+    first = ev.FirstStep(t=2.0, generation=1, step=10, reported=False)
+    text = " ".join(shown(run_started(), launched(restore=None), first).split())
+    assert "copies none: the script saves nothing that srobust knows" in text
+    reported = structs.replace(first, reported=True)
+    assert "saves nothing" not in shown(run_started(), launched(restore=None), reported)
+
+
 def test_the_command_is_what_the_ranks_run_after_an_update() -> None:
     started = run_started(kind="module", command=("pkg.train", "--lr", "3e-4"))
     assert JobView(events=[started]).command == ("-m", "pkg.train", "--lr", "3e-4")
