@@ -39,7 +39,7 @@ def register(commands: Commands) -> None:
         examples=(
             ("srobust doctor train.sbatch", "a batch script, before it is submitted"),
             (
-                "srobust doctor --state 40G train.sbatch train.py --lr 3e-4",
+                "srobust doctor --state 40G train.sbatch --from 4711 train.py --lr 3e-4",
                 "with what follows it on sbatch's line; own options come first",
             ),
             ("srobust doctor --job 4711 --verbose", "a job, with what is good or unknown"),

@@ -69,13 +69,18 @@ def split_arguments(argv: list[str]) -> tuple[list[str], tuple[str, ...] | None]
 
 
 def split_submission(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Part the words of a command that takes a batch script from those that sbatch would pass to that."""
+    """Part the words of a command that takes a batch script from those that sbatch would pass to that.
+
+    These begin, behind the script, with the first word that is no option of the command.
+    """
     scripts, index = 0, 0
     while index < len(argv):
+        name = argv[index].partition("=")[0]
         option = parser._option_string_actions.get(argv[index])
-        scripts += not argv[index].startswith("-")
-        if scripts == 2:
+        is_own = name in parser._option_string_actions
+        if scripts and not is_own:
             return argv[:index], tuple(argv[index:])
+        scripts += not name.startswith("-")
         index += 2 if option is not None and option.nargs is None else 1
     return argv, ()
 

@@ -278,6 +278,22 @@ def test_what_follows_the_script_on_sbatchs_line_is_seen(
     assert "train.py" not in told("train.py")
 
 
+def test_options_behind_the_script_are_those_of_srobust_run_unless_the_doctor_has_them(
+    no_slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    Path("train.sbatch").write_text('#!/bin/sh\nexec srobust run "$@"\n')
+    for own in ([], ["--json"]):
+        code = main(["doctor", "train.sbatch", *own, "--from", "2", "--spares", "1", "train.py", "--lr", "1"])
+        told = capsys.readouterr()
+        assert (code in (0, 1), told.err, told.out.startswith("{")) == (True, "", bool(own))
+    assert main(["doctor", "--from", "2", "train.sbatch"]) == ExitCode.USAGE
+    assert "srobust doctor has no option --from" in capsys.readouterr().err
+    main(["doctor", "train.sbatch", "--nodez", "2", "train.py"])
+    assert "no option --nodez" in capsys.readouterr().out
+
+
 def test_words_that_a_script_does_not_pass_on_are_refused(
     no_slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
