@@ -62,6 +62,8 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import without_room
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import REHEARSAL, SHARED_MEMORY
 from slurm_robust.model.probes import ProbeTarget
@@ -309,7 +311,9 @@ class Agent:
             return message
         # The killed process may be a child, say a data loader's worker, of which the rank cannot know.
         taken = taken_by(self._master_port) if message.rank == 0 else ""
-        return structs.replace(message, oom=self._oom_kills.reason(), taken=taken)
+        places = (str(SHARED_MEMORY), os.environ.get("TMPDIR", "/tmp"))
+        full = next(iter(without_room(Host(), places)), "")
+        return structs.replace(message, oom=self._oom_kills.reason(), taken=taken, full=full)
 
     def _wait(self) -> None:
         poller = zmq.Poller()

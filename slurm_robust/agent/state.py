@@ -451,7 +451,7 @@ class AgentState:
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        # A worker that we end ourselves does not end for want of memory or of its port.
+        # A worker that we end ourselves does not end for want of memory, of its port or of room.
         ours = self.phase is Phase.STOPPING
         worker.exit = WorkerExit(
             rank=exited.rank,
@@ -460,6 +460,7 @@ class AgentState:
             error=exited.error,
             oom="" if ours else exited.oom,
             taken="" if ours else exited.taken,
+            full="" if ours else exited.full,
         )
         done: list[Instruction] = [SendHeartbeat()]
         if worker.exit.failed and self.phase is not Phase.STOPPING:

@@ -33,6 +33,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+NO_ROOM = re.compile(r"No space left on device|\bENOSPC\b|\bBus error\b|unable to \w+ shared memory")
+"""How Python, torch and NCCL say that a file system, mostly ``/dev/shm``, had no room.
+
+Anything may print that: it counts only if the file system was seen to be full at that moment.
+"""
+
 QUIET_S = 3.0
 """Lines that are older than this when a signal ends their writer have nothing to do with it."""
 
@@ -56,6 +62,16 @@ class WorkerExit(Record):
     """The kernel had killed it, or a child, for want of memory: how that is known."""
     taken: str = ""
     """For rank 0: which other process listened on its ``MASTER_PORT``."""
+    full: str = ""
+    """Mount point of the node's own file system that its agent found full when the worker ended."""
+
+    @property
+    def no_room(self) -> str:
+        """Mount point of the full file system that has ended it; "" if it says nothing of it or none was."""
+        if self.error is not None and self.error.full:
+            return self.error.full
+        said = (self.error.message if self.error is not None else "", *self.tail)
+        return self.full if self.signal == signal.SIGBUS or NO_ROOM.search("\n".join(said)) else ""
 
     @property
     def failed(self) -> bool:
@@ -75,7 +91,8 @@ class WorkerExit(Record):
     def describe(self) -> str:
         """Return one short line: ``rank 2: SIGKILL``, ``rank 0: ValueError at train.py:12``."""
         if self.signal is not None:
-            return f"rank {self.rank}: {signal_name(self.signal)}" + (f", {self.oom}" if self.oom else "")
+            why = self.oom or (f"no room left in {self.no_room}" if self.no_room else "")
+            return f"rank {self.rank}: {signal_name(self.signal)}" + (f", {why}" if why else "")
         if self.error is not None:
             where = f" at {self.error.file}:{self.error.line}" if self.error.file else ""
             return f"rank {self.rank}: {self.error.type}{where}"

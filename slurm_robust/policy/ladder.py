@@ -164,22 +164,22 @@ def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     Once per job: what fills the disk of one node after the other, or of all, is the job.
     """
     root = fault.root
-    if root is None or root.exit.error is None or not root.exit.error.full:
+    if root is None or not (full := root.exit.no_room):
         return None
-    alike = {e.node for e in fault.exits if e.exit.error is not None and e.exit.error.full}
+    alike = {e.node for e in fault.exits if e.exit.no_room}
     if len(alike) > 1 and alike.issuperset(state.world.slots):
         return Verdict(
             rung=1,
             blame=Blame.CODE,
             signature=Signature(kind=FaultKind.DISK_FULL),
-            reason=f"no room left in {root.exit.error.full} of all nodes: the job fills it itself, or its "
+            reason=f"no room left in {full} of all nodes: the job fills it itself, or its "
             "earlier runs did: remove what they left, and write less there",
             confidence=0.7,
             allowed=min(1, rules.limits.per_signature),
         )
     if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.world.attempts):
         return None
-    reason = f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}"
+    reason = f"rank {root.exit.rank} on {root.node}: no room left in the node's own {full}"
     return convict((root.node,), rules, rung=1, reason=reason, confidence=0.7, kind=FaultKind.DISK_FULL)
 
 

@@ -77,6 +77,7 @@ def become_worker(
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         dump.allow_tracing(agent)
         if _enter_environment(spawn, worker):
+            crash.keep_room(worker.error)
             if spawn.command_kind is CommandKind.EXEC:
                 code = _execute(spawn, worker)
             elif is_fit:

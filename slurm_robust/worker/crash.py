@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -11,15 +12,17 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.mountinfo import without_room
-from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.exits import NO_ROOM, WorkerError
 from slurm_robust.model.nodefolders import within_release
 from slurm_robust.model.record import UNREADABLE
 
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 16_000
+_ROOM, _ROOM_BYTES = ".room", 32 * 1024
 _CAUSES = 8  # exceptions that are followed back from the last
 
 # Made while there is one thread; see Record.
@@ -66,14 +69,30 @@ def describe(error: BaseException, trace: TracebackType | None, cwd: str) -> Wor
     )
 
 
+def keep_room(path: str) -> None:
+    """Take the memory that :func:`leave` needs, while there is some: a full ``/dev/shm`` may be the error."""
+    with contextlib.suppress(OSError), open(f"{path}{_ROOM}", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+
+
 def leave(error: WorkerError, path: str) -> None:
-    """Write ``error`` for the agent; a node whose memory is full loses only this, not the exit code."""
+    """Write ``error`` for the agent; a node whose memory is full loses only this, not the exit code.
+
+    The traceback is left out first, see :func:`keep_room`.
+    """
     beside = f"{path}.{os.getpid()}"
-    try:
-        Path(beside).write_bytes(msgspec.json.encode(error))
-        os.replace(beside, path)
-    except OSError as problem:
-        print(f"slurm_robust: cannot leave the error for the agent: {problem}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        os.rename(f"{path}{_ROOM}", beside)
+    for told in (error, structs.replace(error, traceback="")):
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT, 0o640), "wb") as file:
+                file.write(msgspec.json.encode(told))
+                file.truncate()
+            os.replace(beside, path)
+        except OSError as problem:
+            print(f"slurm_robust: cannot leave the error for the agent: {problem}", file=sys.stderr)
+        else:
+            return
 
 
 def collect(path: str) -> WorkerError | None:
@@ -85,9 +104,14 @@ def collect(path: str) -> WorkerError | None:
 
 
 def _full(error: BaseException, cwd: str) -> str:
-    """Return the node's own file system that a write found full; "" for another one or another error."""
+    """Return the node's own file system that a write found full; "" for another one or another error.
+
+    torch raises RuntimeError, also when a worker of its DataLoader gets SIGBUS.
+    """
     for _ in range(_CAUSES):
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            break
+        if not isinstance(error, OSError) and NO_ROOM.search(_message(error)):
             break
         earlier = error.__cause__ or error.__context__
         if earlier is None:
@@ -95,10 +119,11 @@ def _full(error: BaseException, cwd: str) -> str:
         error = earlier
     else:
         return ""
-    name = error.filename
+    name = getattr(error, "filename", None)
     # A write to a file that is open does not say which one it is.
-    is_path = isinstance(name, (str, bytes))
-    names = [os.fsdecode(name)] if is_path else [os.environ.get("TMPDIR", "/tmp"), "/dev/shm", cwd]
+    names = [os.environ.get("TMPDIR", "/tmp"), "/dev/shm", cwd]
+    if isinstance(name, (str, bytes)):
+        names = [os.fsdecode(name)]
     paths = [os.path.normpath(os.path.join(cwd, name)) for name in names]
     return next(iter(without_room(Host(), paths)), "")
 

@@ -134,8 +134,9 @@ class Exited(Record, tag_field="kind", tag="exited"):
     code: int | None = None
     signal: int | None = None
     error: WorkerError | None = None  # what the worker left about itself
-    oom: str = ""  # as in ``WorkerExit``, and so is ``taken``; the agent fills them in
+    oom: str = ""  # as in ``WorkerExit``, and so are these; the agent fills them in
     taken: str = ""
+    full: str = ""
 
 
 ToZygote: TypeAlias = Prepare | Spawn | Serve | Sweep

@@ -260,7 +260,7 @@ def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
     assert exit.quiet_s == 8.0
 
 
-def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_ourselves() -> None:
+def test_memory_room_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_ourselves() -> None:
     m = running()
     for rank in (0, 1):
         pid = pid_of(rank, 1)
@@ -273,11 +273,13 @@ def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_oursel
                 signal=9,
                 oom="out of memory",
                 taken="by somebody",
+                full="/dev/shm",
             )
         )
         m.order(Stop(epoch=1, generation=1, grace_s=1.0))
     assert [exit.oom for exit in m.state.workers.exits(m.now)] == ["out of memory", ""]
     assert [exit.taken for exit in m.state.workers.exits(m.now)] == ["by somebody", ""]
+    assert [exit.full for exit in m.state.workers.exits(m.now)] == ["/dev/shm", ""]
 
 
 def test_a_tail_of_another_generation_is_dropped() -> None:

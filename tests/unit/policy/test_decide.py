@@ -184,6 +184,27 @@ def test_a_full_disk_of_one_node_evicts_it_once_in_a_job() -> None:
     assert kinds(decide(later, failed(root=second, exits=(second,)), 9000.0, RULES)) == ["Restart"]
 
 
+TOLD = "unable to allocate shared memory(shm) for file </torch_7_1_0>: No space left on device (28)"
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (WorkerExit(rank=1, code=1, full="/dev/shm", tail=(TOLD,)), "Evict"),
+        (WorkerExit(rank=1, signal=7, full="/dev/shm"), "Evict"),
+        (WorkerExit(rank=1, code=1, full="/dev/shm", error=WorkerError(type="E", message=TOLD)), "Evict"),
+        (WorkerExit(rank=1, code=1, tail=(TOLD,)), "Restart"),  # anybody may print that
+        (WorkerExit(rank=1, signal=7), "Restart"),
+        (WorkerExit(rank=1, code=1, full="/dev/shm", tail=("KeyError: 3",)), "Restart"),
+    ],
+)
+def test_a_full_disk_is_what_a_rank_says_and_its_agent_sees(end: WorkerExit, kind: str) -> None:
+    found = inc.NodeExit(node="n2", exit=end)
+    decision = decide(STATE, failed(root=found, exits=(found,)), 0.0, RULES)
+    assert kinds(decision)[0] == kind
+    assert ("no room left in the node's own /dev/shm" in decision.reason) == (kind == "Evict")
+
+
 def test_full_disks_of_several_nodes_and_what_they_share_are_the_jobs() -> None:
     first, other = out_of_room(1, "n2", "/tmp"), out_of_room(2, "n3", "/tmp")
     assert kinds(decide(STATE, failed(root=first, exits=(first, other)), 0.0, RULES)) == ["Restart"]
