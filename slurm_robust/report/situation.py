@@ -15,6 +15,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.live_status import LiveStatus, LiveTier, NodeState, newest_whole
 from slurm_robust.model.record import Record
 from slurm_robust.policy.leaving import cancelled
+from slurm_robust.policy.takeover import UNANSWERED_S
 from slurm_robust.trainings.jobs import ChapterState
 from slurm_robust.trainings.phase import CANCELLED, ENDED, PREEMPTED, REQUEUED, REQUEUEING, SAVING
 from slurm_robust.trainings.waiting import PendingJob
@@ -176,8 +177,14 @@ def judge(seen: Seen, now: float) -> JobSituation:
             f"the controller has been silent for {duration(seen.silent_s)}; until it goes on, or another one "
             "takes over, no fault is answered"
         )
-        return JobSituation(wrong=(text,), grave=seen.live is None)
+        return JobSituation(wrong=(text,), grave=seen.live is None, advice=_WAIT_FOR_CONTROLLER)
     return _live(seen, seen.live) if seen.live is not None else _by_journal(seen)
+
+
+_WAIT_FOR_CONTROLLER = NextMove(
+    text=f"wait {duration(UNANSWERED_S)} for the next controller and do not scancel: "
+    "training goes on without one"
+)
 
 
 def _requeued(seen: Seen) -> JobSituation:

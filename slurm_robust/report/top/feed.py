@@ -20,6 +20,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import Events, fold
 from slurm_robust.model.live_status import (
+    LATE_S,
     OLD_S,
     LiveNode,
     LiveStatus,
@@ -87,6 +88,8 @@ class LiveView(Record):
     """Why the journal is not read, or not read to its end."""
     waiting: PendingJob | None = None
     """What a pending job waits for."""
+    silent_s: float | None = None
+    """For how long its controller has been silent, if that is longer than it should be."""
     situation: JobSituation = JobSituation()
     """What is wrong, what is done about it, and what a person can do."""
     began: JobSize | None = None
@@ -252,6 +255,7 @@ class JobFeed:
             incidents=self._incidents,
             trouble=one_line(self._journal.trouble),
             waiting=slurm.waiting,
+            silent_s=self._silent_s if live or slurm.goes_on else None,
             began=self._began,
             losses=tuple(self._losses),
             step_times=tuple(self._step_times),
@@ -273,6 +277,7 @@ class JobFeed:
 
     def _read_live_status(self, state: JobState) -> tuple[LiveStatus | None, str]:
         """Return the controller's moment, and why it is not what counts."""
+        self._silent_s = None
         path = self.directory.live_status
         try:
             found = read(path)
@@ -291,8 +296,10 @@ class JobFeed:
         self._seen = found.epoch, found.number
         if why := counts(found, state.run_id, state.epoch, ended=state.ended is not None):
             return found, why
-        if mono - self._changed > OLD_S:
-            return found, f"the controller has written no live status for {mono - self._changed:.0f} s"
+        old_s = mono - self._changed
+        self._silent_s = old_s if old_s > LATE_S else None
+        if old_s > OLD_S:
+            return found, f"the controller has written no live status for {old_s:.0f} s"
         return found, ""
 
     # -- the journal -------------------------------------------------------------------------------
@@ -385,6 +392,7 @@ def situation_of(
         incidents=view.incidents,
         waiting=view.waiting,
         evicted=state.evicted,
+        silent_s=view.silent_s,
         cut=cut,
         saves=state.world.stored is not None,
         training=bool(state.training),

@@ -20,6 +20,7 @@ from slurm_robust.report.top.feed import SLURM_S, JobFeed, JournalTail
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.builders import events, incidents
+from tests.there import there
 from tests.unit.report.top.fake_folder import FakeFolder, T
 
 
@@ -161,6 +162,27 @@ def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFol
     assert feed.look().slurm == ""
     clock.past_s = 60.0
     assert feed.look().slurm == "RUNNING"
+
+
+@pytest.mark.parametrize(("past_s", "live"), [(8.0, True), (60.0, False)])
+def test_a_silent_controller_is_wrong_while_slurm_has_the_job(
+    folder: FakeFolder, clock: Clock, past_s: float, live: bool
+) -> None:
+    slurm = FakeSlurm()
+    job_id = slurm.submit(SubmitRequest(command=("x",)))
+    folder.directory.journal.write_bytes(b"")
+    folder.append(events.run_started(t=T, run_id="4711-abcd", job_id=job_id, command=("x",)))
+    feed = JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono)
+    folder.show(t=T)
+    assert feed.look().situation.wrong == ()
+    clock.past_s = past_s
+    view = feed.look()
+    assert view.live == live
+    assert "the controller has been silent for" in view.situation.wrong[0]
+    assert "do not scancel" in there(view.situation.advice).text
+    slurm.cancel(job_id)
+    clock.past_s = 600.0
+    assert "silent" not in "".join(feed.look().situation.wrong)
 
 
 def test_the_ettr_of_an_ended_job_stands_still(folder: FakeFolder, clock: Clock) -> None:
