@@ -313,6 +313,7 @@ def would_restore(
 
 def render(listing: CheckpointListing) -> RenderableType:
     """Return the table, and below it what would be restored."""
+    newest = newest_whole(listing.together)
     aside = ""
     if listing.moved_aside:
         names = ", ".join(name.removeprefix(PREFIX) for name in listing.moved_aside)
@@ -320,8 +321,8 @@ def render(listing: CheckpointListing) -> RenderableType:
     if not listing.rows:
         where = " or on the local disk" if listing.local else ""
         text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
-        return Text(one_line(f"{text}{aside}"))
-    newest = newest_whole(listing.together)
+        elsewhere = "" if newest is None else _together(listing)
+        return Group(*(Text(one_line(line)) for line in (f"{text}{aside}", elsewhere) if line))
     chosen = str(newest) if newest is not None else listing.restored
     table = plain_table("step", "gen", "storage", "here", "journal", right=("step", "gen"))
     for column in table.columns[:3]:

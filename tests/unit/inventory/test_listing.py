@@ -158,6 +158,20 @@ def test_a_table_of_all_tiers(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert "Node n1 alone, with storage, could restore step 20 from memory (1 part), peer (1)" in text
 
 
+def test_a_node_without_a_copy_says_what_the_nodes_of_the_job_have(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "All nodes together" not in call(capsys, "ls", job.directory.path)[1]
+    tiers = (LiveTier(tier=Tier.MEMORY, step=24, generation=1),)
+    status = live_status(t=time.time(), run_id=job.run_id, tiers=tiers, final=False)
+    job.directory.live_status.write_bytes(encode(status))
+    code, text = call(capsys, "ls", job.directory.path)
+    said = " ".join(text.split())
+    assert code == 0
+    assert "of node n1" in said
+    assert "All nodes together can restore step 24: they have step 24 in memory (the controller, " in said
+
+
 def test_a_node_that_has_one_part_says_so_and_what_all_nodes_have_together(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
