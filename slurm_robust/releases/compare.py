@@ -16,6 +16,7 @@ from slurm_robust.util.text import count, one_line, some_of, visible
 MOST_LINES = 2000
 _MOST_BYTES = 500_000  # of a file whose lines are compared
 _MOST_SUMMARY = 10
+COMMANDS = ("old command", "new command")
 
 
 class ReleaseDiff(Record):
@@ -24,8 +25,8 @@ class ReleaseDiff(Record):
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    """Words of the command that differ, each with ``+`` or ``-`` before it."""
+    commands: tuple[str, str] | None = None
+    """The old and the new command, as a shell takes them."""
     env_set: tuple[str, ...] = ()
     env_unset: tuple[str, ...] = ()
     env_changed: tuple[str, ...] = ()
@@ -55,13 +56,14 @@ def compare(old: ReleaseContents, new: ReleaseContents, most_lines: int = MOST_L
     lines = _patch(old, new, sorted({*changed, *added, *removed}))
     patch = tuple(islice(lines, most_lines))
     images = (old.release.image, new.release.image)
+    commands = (shlex.join(old.release.command), shlex.join(new.release.command))
     commits = (_commit(old.release.git), _commit(new.release.git))
     env, env_before = new.fingerprints, old.fingerprints
     return ReleaseDiff(
         added=tuple(map(_shown, added)),
         removed=tuple(map(_shown, removed)),
         changed=tuple(map(_shown, changed)),
-        arguments=_words(*(tuple(map(shlex.quote, one.release.command)) for one in (old, new))),
+        commands=commands if commands[0] != commands[1] else None,
         env_set=tuple(sorted(env.keys() - env_before.keys())),
         env_unset=tuple(sorted(env_before.keys() - env.keys())),
         env_changed=tuple(sorted(name for name in env if env[name] != env_before.get(name, env[name]))),
@@ -79,8 +81,10 @@ def summary(diff: ReleaseDiff) -> tuple[str, ...]:
     for what, paths in (("changed", diff.changed), ("added", diff.added), ("removed", diff.removed)):
         if paths:
             lines.append(f"{count(len(paths), 'file')} {what}: {some_of(paths)}")
-    if diff.arguments:
-        lines.append(f"arguments: {one_line(' '.join(diff.arguments))}")
+    if diff.commands is not None:
+        lines += [
+            f"{when}: {one_line(line, None)}" for when, line in zip(COMMANDS, diff.commands, strict=True)
+        ]
     variables = (("set", diff.env_set), ("unset", diff.env_unset), ("changed", diff.env_changed))
     lines += [f"environment {what}: {some_of(names)}" for what, names in variables if names]
     if diff.config:
@@ -160,7 +164,7 @@ def _lines(contents: ReleaseContents, path: str) -> list[str] | None:
         return None
 
 
-def _words(old: tuple[str, ...] | list[str], new: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def _words(old: list[str], new: list[str]) -> tuple[str, ...]:
     """Return the words that differ, in their order."""
     found: list[str] = []
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)

@@ -14,7 +14,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.model.release import GitState, ReleaseState, When
 from slurm_robust.model.updates import UpdateResult, UpdateRow
-from slurm_robust.releases.compare import ReleaseDiff
+from slurm_robust.releases.compare import COMMANDS, ReleaseDiff
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, indented, section, told_table
 from slurm_robust.updates.follow import UpdatePhase, UpdateProgress
 from slurm_robust.updates.listing import ReleaseListing, ReleaseRow, StepSpan
@@ -252,7 +252,7 @@ def difference(old: str, new: str, diff: ReleaseDiff, most_paths: int = MAX_PATH
     facts = [
         *((what, one_line(path)) for what, paths in _files(diff) for path in paths[:most_paths]),
         *_named("and more", _more(diff, most_paths)),
-        *_named("arguments", " ".join(diff.arguments)),
+        *((when, one_line(line, None)) for when, line in zip(COMMANDS, diff.commands or (), strict=False)),
         *_named("environment, set", ", ".join(diff.env_set)),
         *_named("environment, no longer set", ", ".join(diff.env_unset)),
         *_named("environment, another value", ", ".join(diff.env_changed)),

@@ -74,12 +74,13 @@ def test_arguments_variables_configuration_and_image_are_told_without_a_value_of
         ),
     )
     found = diff(store, old, new)
-    assert found.arguments == ("-1e-4", "+3e-4", "+--fast")
+    assert found.commands == ("train.py --lr 1e-4", "train.py --lr 3e-4 --fast")
     assert (found.env_set, found.env_unset, found.env_changed) == (("ADD",), ("DROP",), ("TURN",))
     assert (found.config, found.image, found.patch) == (("+spares: 1",), ("", "/i/new.sqsh"), ())
     assert not [value for value in ("k1", "t1", "t2", "d1", "a1") if f"'{value}'" in str(found)]
     assert summary(found) == (
-        "arguments: -1e-4 +3e-4 +--fast",
+        "old command: train.py --lr 1e-4",
+        "new command: train.py --lr 3e-4 --fast",
         "environment set: ADD",
         "environment unset: DROP",
         "environment changed: TURN",

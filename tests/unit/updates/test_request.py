@@ -197,7 +197,8 @@ def test_arguments_and_variables_change_without_the_code(
     assert (release.command, release.code) == (("train.py", "--lr", "1e-4", "--fast"), job.first.code)
     assert job.store.env(order.release) == {"SEED": "7"}
     assert order.changes == (
-        "arguments: -3e-4 +1e-4 +--fast",
+        "old command: train.py --lr 3e-4",
+        "new command: train.py --lr 1e-4 --fast",
         "environment set: SEED",
         "environment unset: TOKEN",
     )
@@ -210,7 +211,10 @@ def test_arguments_and_variables_change_without_the_code(
 def test_arguments_with_blanks_are_quoted_in_the_changes(job: Job) -> None:
     with job.controller():
         assert job.run("update", "--no-wait", "--", "--lr", "3e-4", "-a b") == ExitCode.SUCCESS
-    assert job.asked[0].changes == ("arguments: +'-a b'",)
+    assert job.asked[0].changes == (
+        "old command: train.py --lr 3e-4",
+        "new command: train.py --lr 3e-4 '-a b'",
+    )
 
 
 @pytest.mark.parametrize("words", [("--args=--fast",), ("--args", "--fast"), ("--", "--fast")])
@@ -686,7 +690,7 @@ def test_a_difference_shows_lines_and_no_values(job: Job, capsys: pytest.Capture
     capsys.readouterr()
     assert job.run("diff") == ExitCode.SUCCESS
     said = capsys.readouterr().out
-    for line in ("-size = 1", "+size = 2", "arguments", "environment, another value  TOKEN"):
+    for line in ("-size = 1", "+size = 2", "new command", "environment, another value  TOKEN"):
         assert line in said
     assert job.run("diff", "--json", "--stat") == ExitCode.SUCCESS
     said += capsys.readouterr().out
