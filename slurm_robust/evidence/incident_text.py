@@ -273,12 +273,19 @@ def _how_far(report: IncidentReport) -> str:
 
 
 def times(report: IncidentReport) -> str:
-    """Return the three durations, and how many steps were repeated."""
+    """Return the three durations, and how many steps were repeated; of how many, while that goes on."""
     durations = [("detect", report.detect_s), ("localise", report.localise_s), ("recover", report.recover_s)]
     text = ", ".join(f"{name} {'-' if value is None else f'{value:.1f} s'}" for name, value in durations)
     if report.steps_repeated is None:
         return text
-    return f"{text}; {count(report.steps_repeated, 'step')} repeated"
+    if report.status is not IncidentStatus.OPEN:
+        return f"{text}; {count(report.steps_repeated, 'step')} repeated"
+    launched = [e for e in report.events if isinstance(e, ev.GenerationLaunched)]
+    if not launched or launched[-1].restore is None:
+        return text
+    best = max(e.best_step for e in report.events if isinstance(e, ev.IncidentOpened))
+    due = max(report.steps_repeated, best - launched[-1].restore.step)
+    return f"{text}; {report.steps_repeated} of {count(due, 'step')} repeated so far"
 
 
 def deciding_lines(report: IncidentReport) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
-from slurm_robust.evidence.incident_text import facts, outcome, timeline
+from slurm_robust.evidence.incident_text import facts, outcome, timeline, times
 from slurm_robust.evidence.incidents import IncidentStatus, incident_reports
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
@@ -85,6 +85,17 @@ def test_no_node_is_blamed_while_nodes_are_tested() -> None:
     report = incident_reports([*incident_journal.start(), *until_tested])[0]
     assert (report.testing, report.blame, report.verdict) == (True, None, None)
     assert report.status is IncidentStatus.OPEN
+
+
+def test_an_incident_that_is_open_says_how_many_steps_it_repeats() -> None:
+    begin = [launched(1, -1), step(1, 50), structs.replace(opened(), best_step=50)]
+    told = [
+        times(incident_reports([*begin, *own])[0])
+        for own in ([], [launched(2, 40)], [launched(2, 40), step(2, 44)])
+    ]
+    assert "repeated" not in told[0]
+    assert told[1].endswith("; 0 of 10 steps repeated so far")
+    assert told[2].endswith("; 4 of 10 steps repeated so far")
 
 
 @pytest.mark.parametrize(
