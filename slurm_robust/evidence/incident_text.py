@@ -277,7 +277,11 @@ def times(report: IncidentReport) -> str:
     durations = [("detect", report.detect_s), ("localise", report.localise_s), ("recover", report.recover_s)]
     text = ", ".join(f"{name} {'-' if value is None else f'{value:.1f} s'}" for name, value in durations)
     if report.steps_repeated is None:
-        return text
+        if not report.steps_anew:
+            return text
+        return (
+            f"{text}; {count(report.steps_anew, 'optimizer step')} anew, unless the script resumes by itself"
+        )
     if report.status is not IncidentStatus.OPEN:
         return f"{text}; {count(report.steps_repeated, 'step')} repeated"
     launched = [e for e in report.events if isinstance(e, ev.GenerationLaunched)]

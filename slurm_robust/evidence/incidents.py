@@ -97,6 +97,10 @@ class IncidentReport(Record):
     recover_s: float | None = None
     steps_repeated: int | None = None
     """Steps that were done again; None if the script does not number its steps."""
+    steps_anew: int | None = None
+    """Optimizer steps that begin anew, unless the script resumes by itself: all that the generation had made;
+    None if the script numbers its steps, or a checkpoint of ours was restored.
+    """
 
     @property
     def blame(self) -> Blame | None:
@@ -189,6 +193,8 @@ class _Past:
         self.nproc_per_node = 1
         self.best = -1
         self.reported = True
+        self.made = 0
+        """Steps of the newest generation, if the script does not number them."""
         self.launched: ev.GenerationLaunched | None = None
         self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered | ev.DrillPlanted | ev.DrillOver] = []
         self.drills: dict[int, ev.DrillPlanted] = {}
@@ -202,8 +208,9 @@ class _Past:
             case ev.Continued():
                 self.best, self.reported = event.best_step, event.reports
             case ev.GenerationLaunched():
-                self.launched = event
+                self.launched, self.made = event, 0
             case ev.FirstStep() | ev.ProgressMade():
+                self.made = event.step + 1
                 self.best, self.reported = max(self.best, event.step), event.reported
             case ev.GenerationEnded():
                 self.best = max(self.best, event.reached_step)
@@ -270,7 +277,21 @@ def _report(
         localise_s=final[0].localise_s if final else None,
         recover_s=next((e.recover_s for e in own if isinstance(e, ev.IncidentClosed)), None),
         steps_repeated=again.steps if reported else None,
+        steps_anew=_anew(opened, past, own, launched) if not reported else None,
     )
+
+
+def _anew(
+    opened: ev.IncidentOpened,
+    past: _Past,
+    own: Iterable[ev.AnyEvent],
+    launched: Sequence[ev.GenerationLaunched],
+) -> int | None:
+    """Return how many steps that the script does not number begin anew."""
+    if launched and launched[0].restore_step >= 0:
+        return None
+    last = (e.step for e in own if isinstance(e, ev.ProgressMade) and e.generation == opened.generation)
+    return max(past.made, *(step + 1 for step in last), 0)
 
 
 def _signs(

@@ -122,6 +122,17 @@ def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -
     assert report.steps_repeated == steps
 
 
+def test_steps_that_the_script_does_not_number_begin_anew() -> None:
+    before = [launched(1, -1), step(1, 3, reported=False), step(1, 50, reported=False), opened()]
+    (report,) = incident_reports([*before, launched(2, -1), step(2, 3, reported=False)])
+    assert (report.steps_repeated, report.steps_anew) == (None, 51)
+    assert times(report).endswith("; 51 optimizer steps anew, unless the script resumes by itself")
+    (restored,) = incident_reports([*before, launched(2, 40), step(2, 3, reported=False)])
+    assert restored.steps_anew is None
+    (numbered,) = incident_reports([launched(1, -1), step(1, 50), opened(), launched(2, -1), step(2, 3)])
+    assert numbered.steps_anew is None
+
+
 @pytest.mark.parametrize(
     ("steps", "whence"),
     [
