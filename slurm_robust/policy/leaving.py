@@ -170,7 +170,8 @@ class Sentence(Record):
     """False: the cause of the end is not known yet, and another sentence follows."""
 
 
-NODE_FAIL = "Slurm gave up a node of it, or the node booted: NODE_FAIL"
+NODE_FAIL = "Slurm gave up a node of it, or the node booted (NODE_FAIL)"
+"""Why Slurm ends a run that has lost a node."""
 
 
 def explain(order: str, *, preempted: bool, requeued: bool, node_fail: bool = False) -> str:
@@ -178,7 +179,7 @@ def explain(order: str, *, preempted: bool, requeued: bool, node_fail: bool = Fa
     if preempted:
         return f"preempted by Slurm, which {'requeues' if requeued else 'cancels'} the job"
     if node_fail:
-        return f"{'the job is requeued' if requeued else order} ({NODE_FAIL})"
+        return f"{'the job is requeued' if requeued else order}: {NODE_FAIL}"
     return f"the job is requeued ({order})" if requeued else order
 
 

@@ -221,7 +221,7 @@ def test_a_requeue_since_a_node_booted_says_so_instead_of_the_signal() -> None:
     assert sim.run_to_end(within_s=60.0) == ExitCode.TERMINATED
     (ended,) = sim.events(ev.RunEnded)
     assert ended.reason.startswith(
-        "the job is requeued (Slurm gave up a node of it, or the node booted: NODE_FAIL)"
+        "the job is requeued: Slurm gave up a node of it, or the node booted (NODE_FAIL)"
     )
 
 
