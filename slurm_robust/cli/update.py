@@ -29,7 +29,7 @@ def register(commands: Commands) -> None:
         examples=(
             ("srobust update 4711 --now", "take the code anew and start it at once on the same nodes"),
             (
-                "srobust update 4711 --lazy --deadline 6h -m 'larger batch' -- --lr 3e-4 --batch 32",
+                "srobust update 4711 --lazy --deadline 6h -m 'batch 32' -- --lr 3e-4 --batch 32",
                 "other arguments of the script, with the next recovery or in 6 hours",
             ),
         ),
