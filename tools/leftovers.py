@@ -1,7 +1,9 @@
 """What a test run left on this machine: processes, namespaces, mounts, network links, shared memory.
 
     leftovers.py snapshot               print the state of the machine as JSON
-    leftovers.py compare BEFORE FOLDER  print what is new since BEFORE; exit code 1 if anything is
+    leftovers.py compare BEFORE FOLDER [SECONDS]
+                                        print what is new since BEFORE and stays for SECONDS (5 by default);
+                                        exit code 1 if anything is
     leftovers.py kill FOLDER            end the processes that belong to the run
 
 A process belongs to the run if FOLDER (the run's state folder) is in its environment, which every child
@@ -111,9 +113,9 @@ def main(words: list[str]) -> int:
     if words == ["snapshot"]:
         json.dump(snapshot(), sys.stdout)
         return 0
-    if len(words) == 3 and words[0] == "compare":
+    if len(words) in (3, 4) and words[0] == "compare":
         before = json.loads(Path(words[1]).read_text())
-        end = time.monotonic() + GRACE_S
+        end = time.monotonic() + (float(words[3]) if words[3:] else GRACE_S)
         while (lines := left(before, words[2])) and time.monotonic() < end:
             time.sleep(0.2)
         for line in lines:
