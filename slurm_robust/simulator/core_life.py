@@ -15,6 +15,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from slurm_robust.config.plan import RunPlan
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine import questions as qs
@@ -31,7 +33,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.journal import fold
 from slurm_robust.model.probes import Answers, PortsProbed
-from slurm_robust.model.release import Release, Requester, When
+from slurm_robust.model.release import Requester, When
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
@@ -41,13 +43,15 @@ from slurm_robust.policy.replenish import missing_standbys
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.policy.takeover import PROBE_S
 from slurm_robust.simulator.agents import SimulatedAgents, WrongNumbers
-from slurm_robust.simulator.faults import SimulatedFault, faults_of, given_faults
+from slurm_robust.simulator.damage import ENDS_NODES, Damage
+from slurm_robust.simulator.faults import SimulatedFault, given_faults
 from slurm_robust.simulator.gang import Gang
-from slurm_robust.simulator.life import BEGUN, SimulatedLife
+from slurm_robust.simulator.life import BEGUN, WARNED_S, SimulatedLife, TimeIsOver
 from slurm_robust.simulator.site import SimulatedSite
 from slurm_robust.simulator.spec import FaultOf, Spec
-from slurm_robust.simulator.spread import Spread, parse, rate, seconds
+from slurm_robust.simulator.spread import parse, rate, seconds
 from slurm_robust.testing.clock import FakeClock
+from slurm_robust.testing.sim.environment import SimulatedRelease, release_of
 from slurm_robust.testing.sim.timeline import Timeline
 from slurm_robust.testing.sim.training import doing
 from slurm_robust.version import __version__
@@ -64,9 +68,6 @@ SLURM_S = 0.2
 
 SLURM_GIVES_UP_S = 300.0
 """From the death of a node until Slurm calls it DOWN (SlurmdTimeout)."""
-
-WARNED_S = 120.0
-"""How long before the time limit Slurm warns (``--signal=B:USR1@120``)."""
 
 FIRST_TURN_S, LAST_TURN_S = 0.4, 30.0
 """Bounds of the time between two turns without news …"""
@@ -97,10 +98,6 @@ BESIDE = (*UNDONE, qs.AskForDrains, qs.Prune, qs.FindSwitches, qs.FindKillWait, 
 """Questions that nothing waits for: the answer is heard in the controller's next turn, whenever that is."""
 
 
-class _TimeIsOver(Exception):
-    """The life is not watched any longer, or training is done."""
-
-
 class CoreLife:
     """Plays one life. Create it, then call :meth:`play` once."""
 
@@ -109,15 +106,15 @@ class CoreLife:
         self._chance = Random(f"life {seed}")
         self._clock = FakeClock(BEGUN)
         self._timeline = Timeline(self._clock)
-        self._site = SimulatedSite(spec, self._timeline, self._chance, lambda: None)
+        self._site = SimulatedSite(spec, self._timeline, self._chance)
         self._horizon = seconds(spec.time)
-        self._faults = faults_of(spec, len(self._site.names), f"faults {seed}")
+        self._damage = Damage(spec, self._site, self._timeline, self._chance, seed, self._strike)
         self._agents = SimulatedAgents(spec, self._timeline, self._chance, self._site.names, self._wake)
         self._agents.on_launched = self._start_s
         self._agents.on_trained = self._add_trained
         self._agents.is_reached = self._is_reached
         self._agents.answers_from = self._passes
-        self._agents.fails_rehearsal = partial(self._finds, recall=spec.diagnostics.recall)
+        self._agents.fails_rehearsal = partial(self._damage.finds, recall=spec.diagnostics.recall)
         self._journals: list[list[ev.AnyEvent]] = []
         self._core: Core | None = None
         self._plan: RunPlan | None = None
@@ -136,16 +133,10 @@ class CoreLife:
         self._stands_still = False  # no step is made, and only that shows
         self._is_trouble = False  # something struck, and the controller does not know yet
         self._undetected = 0  # what strikes and shows only later
-        self._died: dict[str, float] = {}
-        self._deaths: list[tuple[float, str]] = []
-        self._named: dict[str, None] = {}
-        self._victims: dict[str, tuple[str, ...]] = {}  # the nodes that faults have struck which come again
         self._given = deque(given_faults(spec, f"faults {seed}"))
         self._updates = deque(sorted(map(seconds, spec.owner.updates_after)))
         self._preemptions = deque(sorted(map(seconds, spec.cluster.preempted_after)))
         self._trained_before_s = 0.0
-        self._away: dict[int, float] = {}  # racks that are cut off, and until when
-        self._bugs: dict[int, SimulatedFault] = {}  # of the code that persist
         self._releases: dict[str, SimulatedFault | None] = {}
         self._lent: dict[int, str] = {}  # by companion
         self._companions = 0
@@ -165,7 +156,7 @@ class CoreLife:
             qs.AskForDrains: lambda asked: {},
             qs.FindCheckpoint: lambda asked: self._agents.storage.complete(),
             qs.Prune: lambda asked: self._agents.storage.prune(asked, spec.policy.checkpoint.keep),
-            qs.ReadRelease: lambda asked: _release(asked.name),
+            qs.ReadRelease: lambda asked: release_of(asked.name, SimulatedRelease()),
             qs.GiveBack: self._give_back,
             qs.TestNodes: lambda asked: self._test(
                 asked.nodes, QUICK_TESTS if asked.quick else LONG_TESTS, spec.diagnostics.recall
@@ -175,7 +166,6 @@ class CoreLife:
             qs.SweepCompanions: lambda asked: (),
         }
         self._answers |= dict.fromkeys(UNDONE, lambda asked: None)
-        self._plan_next_fault()
         self._plan_owner("updates", self._update)
         self._plan_owner("manual_restarts", self._cancel)
 
@@ -189,8 +179,8 @@ class CoreLife:
                 while self._run(number):
                     pass
                 self._wait(self._draw(self.spec.owner.resubmit))
-                self._bugs.clear()  # a person has looked at it
-        except _TimeIsOver:
+                self._damage.bugs.clear()  # a person has looked at it
+        except TimeIsOver:
             pass
         if self._core is not None and not self._is_done:
             self._turn()
@@ -202,8 +192,8 @@ class CoreLife:
             struck=self._struck,
             evicted_right=self._right,
             evicted_wrong=self._wrong,
-            named=tuple(self._named),
-            died=tuple(self._deaths),
+            named=tuple(self._damage.named),
+            died=tuple(self._damage.died),
         )
 
     @property
@@ -218,14 +208,14 @@ class CoreLife:
         return self._core.state if self._core is not None else fold(self._journals[-1])
 
     def _draw(self, text: str) -> float:
-        return _spread(text).draw(self._chance)
+        return parse(text).draw(self._chance)
 
     def _wait(self, s: float) -> None:
         until = min(self._now + s, self._horizon)
         while self._step(until):
             pass
         if self._now >= self._horizon:
-            raise _TimeIsOver
+            raise TimeIsOver
 
     def _step(self, until: float) -> bool:
         """Let the next thing happen, or the controller have its turn; False if neither is due by then."""
@@ -265,7 +255,9 @@ class CoreLife:
         name = f"{len(self._releases):012x}"
         self._releases[name] = brings
         if brings is None:
-            self._journals[-1].append(ev.ReleaseTaken(t=self._clock.now, release=_release(name)))
+            self._journals[-1].append(
+                ev.ReleaseTaken(t=self._clock.now, release=release_of(name, SimulatedRelease()))
+            )
         return name
 
     def _planned(self, job: int, nodes: tuple[str, ...]) -> RunPlan:
@@ -304,10 +296,7 @@ class CoreLife:
                 self._wait(600.0)  # for repairs
         self._restart_count += 1
         plan = self._planned(1000 + number, tuple(nodes))
-        self._plan = type(plan)(
-            **{name: getattr(plan, name) for name in plan.__struct_fields__}
-            | {"submitted": submitted, "queued_s": self._clock.now - submitted}
-        )
+        self._plan = structs.replace(plan, submitted=submitted, queued_s=self._clock.now - submitted)
         self._code, self._is_requeued, self._is_first_start = None, False, True
         self._run_ends = self._now + plan.time_limit_s if plan.time_limit_s is not None else math.inf
         if plan.time_limit_s is not None:
@@ -317,7 +306,7 @@ class CoreLife:
         while self._code is None and self._step(self._horizon):
             pass
         if self._code is None or (self._is_done and self._code == 0):
-            raise _TimeIsOver
+            raise TimeIsOver
         self._end_run()
         if self._is_requeued:
             self._wait(self._draw(spec.cluster.requeue))
@@ -331,16 +320,8 @@ class CoreLife:
         held = dict.fromkeys((*state.held, *state.world.slots, *state.spares, *self._lent.values()))
         self._lent.clear()
         for node in held:
-            if not self._has(node):
-                self._site.give_back(node, reserved=self._is_reserved(node))
-
-    def _has(self, node: str) -> bool:
-        """Return whether the site has the node already."""
-        return node in self._site.free or node in self._site.reserved or node in self._site.in_repair
-
-    def _is_reserved(self, node: str) -> bool:
-        own = self.spec.job.nodes + self.spec.job.spares
-        return own < int(node[1:]) <= own + self.spec.cluster.shared_spares
+            if not self._site.has(node):
+                self._site.give_back(node)
 
     # -- the controller --------------------------------------------------------------------------------
 
@@ -581,16 +562,16 @@ class CoreLife:
 
     @property
     def _some_are_cut(self) -> bool:
-        return bool(self._away) and max(self._away.values()) > self._now
+        return bool(self._damage.away) and max(self._damage.away.values()) > self._now
 
     def _is_cut(self, node: str) -> bool:
-        return bool(self._away) and self._away.get(self._site.rack(node), 0.0) > self._now
+        return bool(self._damage.away) and self._damage.away.get(self._site.rack(node), 0.0) > self._now
 
     def _passes(self, node: str, other: str) -> bool:
         """Return whether ``node`` reaches the kernel of ``other``."""
         if other in self._site.down:
             return False
-        if not self._away or self._site.rack(node) == self._site.rack(other):
+        if not self._damage.away or self._site.rack(node) == self._site.rack(other):
             return True
         return not (self._is_cut(node) or self._is_cut(other))
 
@@ -610,8 +591,10 @@ class CoreLife:
         return Answers(tcp=found, asked=frozenset(asked.places))
 
     def _about_nodes(self, asked: qs.AskAboutNodes) -> tuple[Witness, ...]:
+        died = {node: t for t, node in self._damage.died}
+
         def of(node: str) -> Witness:
-            gone = self._now - self._died.get(node, math.inf) > SLURM_GIVES_UP_S and node in self._site.down
+            gone = node in self._site.down and self._clock.now - died.get(node, math.inf) > SLURM_GIVES_UP_S
             return Witness(
                 node=node, message="DOWN: Not responding" if gone else "ALLOCATED", against=gone, gone=gone
             )
@@ -626,19 +609,13 @@ class CoreLife:
 
     def _give_back(self, asked: qs.GiveBack) -> qs.SlurmAnswer:
         self._agents.end(asked.node)
-        if not self._has(asked.node):
-            self._site.give_back(asked.node, reserved=self._is_reserved(asked.node))
+        if not self._site.has(asked.node):
+            self._site.give_back(asked.node)
         return qs.SlurmAnswer(said=qs.RequeueStatus.DONE, detail="by shrinking the job")
-
-    def _finds(self, node: str, recall: float) -> bool:
-        """Return whether a test of ``node`` finds something, if it finds this share of the broken ones."""
-        wrong = self.spec.diagnostics.false_positives
-        is_found = node in self._site.broken and self._chance.random() < recall
-        return is_found or (wrong > 0 and self._chance.random() < wrong)
 
     def _test(self, nodes: tuple[str, ...], tests: tuple[str, ...], recall: float) -> Diagnosis:
         tested = [node for node in nodes if self._is_reached(node)]
-        failed = {node for node in tested if self._finds(node, recall)}
+        failed = {node for node in tested if self._damage.finds(node, recall)}
         results = tuple(
             TestResult(
                 test=test,
@@ -669,7 +646,7 @@ class CoreLife:
         def answer() -> None:
             if core is not self._core:
                 for node in lent.values():
-                    self._site.give_back(node, reserved=self._is_reserved(node))
+                    self._site.give_back(node)
                 return
             self._lent |= lent
             for job, source in jobs:
@@ -682,9 +659,9 @@ class CoreLife:
     def _end_companions(self, asked: qs.EndCompanions) -> str:
         for job in asked.jobs:
             node = self._lent.pop(job, None)
-            if node is not None and not self._has(node):
+            if node is not None and not self._site.has(node):
                 self._agents.end(node)
-                self._site.give_back(node, reserved=self._is_reserved(node))
+                self._site.give_back(node)
         return ""
 
     def _requeue(self, core: Core | None, number: int, asked: qs.BeginRequeue) -> None:
@@ -713,20 +690,11 @@ class CoreLife:
 
     # -- what goes wrong -------------------------------------------------------------------------------
 
-    def _plan_next_fault(self) -> None:
-        fault = next(self._faults, None)
-        if fault is not None and fault.t <= self._horizon:
-            self._timeline.after(fault.t - self._now, partial(self._strike_next, fault))
-
-    def _strike_next(self, fault: SimulatedFault) -> None:
-        self._plan_next_fault()
-        self._strike(fault)
-
     def _strike(self, fault: SimulatedFault) -> None:
         """Have ``fault`` strike nodes of the cluster, or the job as it is now."""
         state, kind = self._state, fault.source.kind
         world, job = state.world, {*state.held, *state.lenders}
-        nodes = tuple(node for node in self._nodes_of(fault) if node not in self._site.down)
+        nodes = self._damage.nodes_of(fault, world, state.spares)
         if not nodes:
             return
         if self._core is not None and job.intersection(nodes):
@@ -734,32 +702,12 @@ class CoreLife:
             self._are_beacons_read = kind in (FaultOf.NODE, FaultOf.SWITCH)
             if kind is FaultOf.NODE and self._has_beacons:
                 self._know_kernel(nodes[0], len(world.slots))
-        if kind is FaultOf.SWITCH:
-            rack = self._site.rack(nodes[0])
-            self._away[rack] = self._now + self._draw(fault.source.lasts)
-            nodes = tuple(one for one in world.slots if self._site.rack(one) == rack)
-        if fault.at_node or kind in (FaultOf.NODE, FaultOf.GPU, FaultOf.NETWORK, FaultOf.AGENT):
-            self._named |= dict.fromkeys(nodes)
-        if fault.at_node and kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
-            for node in nodes:
-                if fault.persists or kind in (FaultOf.NODE, FaultOf.GPU):
-                    self._site.broken.setdefault(node, fault)
-                if kind is FaultOf.NODE:
-                    self._site.down.add(node)
-                    self._died[node] = self._now
-                    self._deaths.append((self._clock.now, node))
-        elif fault.persists and kind in (
-            FaultOf.EXCEPTION,
-            FaultOf.OUT_OF_MEMORY,
-            FaultOf.HANG,
-            FaultOf.CRASH,
-        ):
-            self._bugs[fault.number] = fault
+        nodes = self._damage.do(fault, nodes, world)
         for node in nodes:
             if kind is FaultOf.NODE and node in job:
                 self._lose_node(node)
-            elif kind in (FaultOf.NODE, FaultOf.GPU) and self._has(node):
-                self._repair_idle(node)
+            elif kind in ENDS_NODES and self._site.has(node):
+                self._site.repair_idle(node)
             elif kind is FaultOf.GPU and node in state.spares:
                 self._see_gpu(node, self._now)
         mine = tuple(node for node in nodes if world.placement.holds(node))
@@ -775,30 +723,6 @@ class CoreLife:
                 return
             self._turn()
             self._are_beacons_read = True
-
-    def _neighbours(self, node: str, number: int) -> tuple[str, ...]:
-        """Return ``node`` and those that follow it, in the job if it is one of its nodes."""
-        world = self._state.world
-        names = world.slots if world.placement.holds(node) else self._site.names
-        first = min(names.index(node), len(names) - min(number, len(names)))
-        return names[first : first + number]
-
-    def _nodes_of(self, fault: SimulatedFault) -> tuple[str, ...]:
-        """Return the nodes that ``fault`` strikes; none if there is nothing that could go wrong."""
-        state, source = self._state, fault.source
-        if fault.node >= 0:
-            return self._neighbours(self._site.names[fault.node], source.nodes)
-        if not state.world.running:
-            return ()
-        places = (*state.world.slots, *state.spares)
-        if fault.at_node and source.same in self._victims:
-            return tuple(node for node in self._victims[source.same] if node in places)
-        nodes = tuple(places[slot] for slot in source.slots if slot < len(places))
-        if not source.slots:
-            nodes = self._neighbours(self._chance.choice(state.world.slots), source.nodes)
-        if fault.at_node and source.same:
-            self._victims[source.same] = nodes
-        return nodes
 
     def _plan_given(self) -> None:
         """Plan what comes when the job has trained for a given time."""
@@ -841,12 +765,6 @@ class CoreLife:
         gang = self._agents.gang
         since = gang.begun if gang is not None and gang.moves else self._now
         return self._trained_before_s + self._now - since
-
-    def _repair_idle(self, node: str) -> None:
-        for pool, reserved in ((self._site.reserved, True), (self._site.free, False)):
-            if node in pool:
-                del pool[node]
-                self._site.give_back(node, reserved=reserved)
 
     def _lose_node(self, node: str) -> None:
         self._agents.die(node)
@@ -913,7 +831,7 @@ class CoreLife:
                 gang.hold_up(self._now)
                 self._watch_host()
                 self._have_trouble()
-                lasts_s = self._away[self._site.rack(node)] - self._now
+                lasts_s = self._damage.away[self._site.rack(node)] - self._now
                 self._timeline.after(lasts_s, partial(self._heal, gang))
             case FaultOf.STORAGE:
                 gang.hold_up(self._now)
@@ -1004,21 +922,15 @@ class CoreLife:
 
     def _plan_repeats(self, gang: Gang) -> None:
         """Plan when what is wrong with nodes and the code strikes the generation that has just begun."""
-        world = self._state.world
-        faults = [(self._site.broken[node], node) for node in world.slots if node in self._site.broken]
-        for fault, node in (*faults, *((bug, "") for bug in self._bugs.values())):
-            self._timeline.after(self._draw(fault.source.again), partial(self._again, gang, fault, node))
+        for after_s, fault, node in self._damage.repeats(self._state.world):
+            self._timeline.after(after_s, partial(self._again, gang, fault, node))
 
     def _again(self, gang: Gang, fault: SimulatedFault, node: str) -> None:
         if gang is not self._agents.gang or gang.is_over or self._core is None:
             return
-        world = self._state.world
-        if node and (self._site.broken.get(node) is not fault or not world.placement.holds(node)):
-            return
-        if not node and fault.number not in self._bugs:
-            return
-        self._turn()
-        self._hit(fault, (node or self._chance.choice(world.slots),))
+        if self._damage.is_there(fault, node, world := self._state.world):
+            self._turn()
+            self._hit(fault, (node or self._chance.choice(world.slots),))
 
     # -- times of a start ------------------------------------------------------------------------------
 
@@ -1059,12 +971,7 @@ class CoreLife:
     def _update(self) -> None:
         if self._core is None:
             return
-        source = next((one for one in self.spec.faults if one.kind is FaultOf.EXCEPTION), None)
-        brings: SimulatedFault | None = None
-        if source is not None and self._chance.random() < self.spec.owner.bad_updates:
-            brings = SimulatedFault(
-                t=self._now, source=source, at_node=False, persists=True, number=-len(self._releases)
-            )
+        brings = self._damage.brought_by(len(self._releases))
         name = f"{len(self._releases):012x}"
         self._releases[name] = brings
         wish = msg.UpdateJob(
@@ -1078,24 +985,8 @@ class CoreLife:
 
     def _run_release(self, name: str) -> None:
         """Have the ranks run ``name``: what other releases brought is gone."""
-        for number in [number for number in self._bugs if number <= 0]:
-            del self._bugs[number]
-        for number, bug in list(self._bugs.items()):
-            if self._chance.random() < bug.source.fixed_by_rollback:
-                del self._bugs[number]
+        for number in [number for number in self._damage.bugs if number <= 0]:
+            del self._damage.bugs[number]
+        self._damage.change_code()
         if (brings := self._releases.get(name)) is not None:
-            self._bugs[brings.number] = brings
-
-
-def _release(name: str) -> Release:
-    return Release(name=name, kind=CommandKind.SCRIPT, command=("train.py",))
-
-
-def _spread(text: str) -> Spread:
-    found = _SPREADS.get(text)
-    if found is None:
-        found = _SPREADS[text] = parse(text)
-    return found
-
-
-_SPREADS: dict[str, Spread] = {}
+            self._damage.bugs[brings.number] = brings

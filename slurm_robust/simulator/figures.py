@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from random import Random
 from statistics import NormalDist, stdev
@@ -251,30 +251,28 @@ class Together(Record):
     """Lives that did all their steps."""
 
 
-NUMBERS: dict[str, Callable[[LifeFigures], float]] = {
-    name: lambda one, name=name: float(getattr(one, name))  # type: ignore[misc]
-    for name in (
-        "ettr",
-        "incidents",
-        "evicted_right",
-        "evicted_wrong",
-        "standbys_used",
-        "companions",
-        "requeues",
-        "given_up",
-        "jobs",
-        "runs",
-        "repeated",
-        "was_s",
-        "mttr_s",
-        "gpu_hours",
-    )
-}
+NUMBERS = (
+    "ettr",
+    "incidents",
+    "evicted_right",
+    "evicted_wrong",
+    "standbys_used",
+    "companions",
+    "requeues",
+    "given_up",
+    "jobs",
+    "runs",
+    "repeated",
+    "was_s",
+    "mttr_s",
+    "gpu_hours",
+)
+"""The fields of :class:`LifeFigures` that are single numbers."""
 
 
 def together(name: str, fidelity: str, lives: Sequence[LifeFigures]) -> Together:
     """Return what ``lives`` say together."""
-    found = {key: estimate([of(one) for one in lives]) for key, of in NUMBERS.items()}
+    found = {name: estimate([float(getattr(one, name)) for one in lives]) for name in NUMBERS}
     for field in ("causes", "classes", "symptoms", "resolved"):
         for key in sorted({key for one in lives for key in getattr(one, field)}):
             found[f"{field}.{key}"] = estimate([float(getattr(one, field).get(key, 0.0)) for one in lives])

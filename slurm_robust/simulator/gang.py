@@ -29,7 +29,7 @@ class Gang:
         """No step after this one is begun: an update is about to end the ranks."""
         self._newest, self._at = self.first - 1, 0.0  # the newest step when it was last looked at, and when
         self._since = math.inf  # since when the step after that is made
-        self._held_up = 0  # for so many reasons nothing is done
+        self._held_up = 0  # the number of reasons for which no step is made
 
     def start(self, now: float) -> None:
         """Begin with the first step: all ranks have restored."""
@@ -55,7 +55,7 @@ class Gang:
         self.is_over, self._since = True, math.inf
 
     def slow_down(self, factor: float, now: float) -> None:
-        """Have steps take so many times as long from the one on that is made ``now``."""
+        """Have steps take ``factor`` times as long, from the one on that is made ``now``."""
         self._settle(now)
         if self._since < math.inf:
             self._since = now

@@ -26,7 +26,7 @@ from slurm_robust.model.incident import Diagnosis, Fault, Symptom, TestResult
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION, PaceHistory
 from slurm_robust.model.record import Record
-from slurm_robust.model.release import Candidate, Release, Requester, When
+from slurm_robust.model.release import Candidate, Requester, When
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.world import World
 from slurm_robust.policy.decide import at_the_end, decide
@@ -36,12 +36,14 @@ from slurm_robust.policy.replenish import missing_standbys, next_attempt
 from slurm_robust.policy.rollback import LEAST_STEPS
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.sampling import reason_to_go_on
-from slurm_robust.simulator.faults import SimulatedFault, faults_of, given_faults
+from slurm_robust.simulator.damage import BEHIND_NODES, ENDS_NODES, Damage
+from slurm_robust.simulator.faults import SimulatedFault, given_faults
 from slurm_robust.simulator.seen import Strike, fault_seen
 from slurm_robust.simulator.site import SimulatedSite
 from slurm_robust.simulator.spec import FaultOf, FaultSource, Spec
-from slurm_robust.simulator.spread import Spread, parse, rate, seconds
+from slurm_robust.simulator.spread import parse, rate, seconds
 from slurm_robust.testing.clock import FakeClock
+from slurm_robust.testing.sim.environment import SimulatedRelease, release_of
 from slurm_robust.testing.sim.timeline import Timeline
 from slurm_robust.version import __version__
 
@@ -87,7 +89,7 @@ class SimulatedLife(Record):
     """Nodes that neither the job nor Slurm has at the end: there must be none."""
 
 
-class _TimeIsOver(Exception):
+class TimeIsOver(Exception):
     """The life is not watched any longer, or training is done."""
 
 
@@ -109,22 +111,19 @@ class PolicyLife:
         self._chance = Random(f"life {seed}")
         self._clock = FakeClock(BEGUN)
         self._timeline = Timeline(self._clock)
-        self._site = SimulatedSite(spec, self._timeline, self._chance, self._on_back)
+        self._site = SimulatedSite(spec, self._timeline, self._chance)
         self._horizon = seconds(spec.time)
         self._step_s = seconds(spec.job.step)
         self._every, _ = _checkpoints(spec)
         self._spent_s = extra_s(spec)
         self._stall_s = sum(self._spent_s.values())
         self._rules = Rules(config=spec.policy)
-        self._faults = faults_of(spec, len(self._site.names), f"faults {seed}")
         self._journals: list[list[ev.AnyEvent]] = []
         self._state = JobState()
         self._strikes: list[Strike] = []  # that the controller has not dealt with
-        self._bugs: dict[int, SimulatedFault] = {}  # of the code that persist
         given = given_faults(spec, f"faults {seed}")
         self._given = deque(fault for fault in given if not fault.source.starting)
         self._given_starts = deque(fault for fault in given if fault.source.starting)
-        self._victims: dict[str, tuple[str, ...]] = {}  # the nodes that faults have struck which come again
         self._next_update = self._next_restart = math.inf
         self._updates = deque(sorted(map(seconds, spec.owner.updates_after)))
         self._preemptions = deque(sorted(map(seconds, spec.cluster.preempted_after)))
@@ -138,21 +137,18 @@ class PolicyLife:
         self._begun_with = 0  # its first step
         self._trains_since, self._trained_before_s = math.inf, 0.0
         self._counted = -1  # the step that the journal has
-        self._away: dict[int, float] = {}  # racks that are cut off, and until when
         # What memory and storage have:
         self._memory: CheckpointId | None = None
         self._gone: set[int] = set()  # slots whose node has lost what it had
         self._moved: set[int] = set()  # slots whose node has another place now
         self._written: list[CheckpointId] = []  # to storage
         self._struck = self._right = self._wrong = 0
-        self._named: dict[str, None] = {}
         self._at_fault: set[str] = set()  # nodes at which something was wrong, also if it does not last
-        self._died: list[tuple[float, str]] = []
         self._shown: set[str] = set()  # nodes at which a hang or a slowdown was seen
         self._leaves_at = math.inf  # when the time limit of this run is near
         self._storage_back = 0.0  # when the storage answers again
         self._is_done = False
-        self._plan_next_fault()
+        self._damage = Damage(spec, self._site, self._timeline, self._chance, seed, self._strike)
         self._plan_owner()
 
     # -- the life --------------------------------------------------------------------------------------
@@ -165,8 +161,8 @@ class PolicyLife:
                 while self._run() is _Next.REQUEUE:
                     pass
                 self._wait(self._draw(self.spec.owner.resubmit))
-                self._bugs.clear()  # a person has looked at it
-        except _TimeIsOver:
+                self._damage.bugs.clear()  # a person has looked at it
+        except TimeIsOver:
             pass
         if self._first_at <= self._now and self._world.running:
             self._count_steps(self._now)
@@ -178,14 +174,19 @@ class PolicyLife:
             struck=self._struck,
             evicted_right=self._right,
             evicted_wrong=self._wrong,
-            named=tuple(self._named),
-            died=tuple(self._died),
+            named=tuple(self._damage.named),
+            died=tuple(self._damage.died),
             astray=tuple(node for node in self._site.names if not self._is_somewhere(node)),
         )
 
     def _is_somewhere(self, node: str) -> bool:
         state = self._state
-        return self._has(node) or node in (*state.held, *state.world.slots, *state.spares, *state.lenders)
+        return self._site.has(node) or node in (
+            *state.held,
+            *state.world.slots,
+            *state.spares,
+            *state.lenders,
+        )
 
     @property
     def _now(self) -> float:
@@ -200,7 +201,7 @@ class PolicyLife:
         return self._state.world
 
     def _draw(self, text: str) -> float:
-        return _spread(text).draw(self._chance)
+        return parse(text).draw(self._chance)
 
     def _record(self, event: ev.AnyEvent) -> None:
         self._journals[-1].append(event)
@@ -215,20 +216,11 @@ class PolicyLife:
 
     def _look_at_the_clock(self) -> None:
         if self._now >= self._horizon - _SOON_S:
-            raise _TimeIsOver
+            raise TimeIsOver
         if self._now >= self._leaves_at - _SOON_S:
             raise _LimitIsNear
 
     # -- what happens ----------------------------------------------------------------------------------
-
-    def _plan_next_fault(self) -> None:
-        fault = next(self._faults, None)
-        if fault is not None and fault.t <= self._horizon:
-            self._timeline.after(fault.t - self._now, partial(self._strike_next, fault))
-
-    def _strike_next(self, fault: SimulatedFault) -> None:
-        self._plan_next_fault()
-        self._strike(fault)
 
     def _plan_given(self) -> None:
         """Plan the next of the faults that come when the job has trained for a given time."""
@@ -254,31 +246,12 @@ class PolicyLife:
     def _strike(self, fault: SimulatedFault) -> None:
         """Have ``fault`` strike a node of the cluster, or the job as it is now."""
         world, kind = self._world, fault.source.kind
-        nodes = tuple(node for node in self._nodes_of(fault) if node not in self._site.down)
+        nodes = self._damage.nodes_of(fault, world, self._state.spares)
         if not nodes:
             return
-        if kind is FaultOf.SWITCH:
-            rack = self._site.rack(nodes[0])
-            self._away[rack] = self._now + self._draw(fault.source.lasts)
-            nodes = tuple(one for one in world.slots if self._site.rack(one) == rack)
+        nodes = self._damage.do(fault, nodes, world)
         if kind is FaultOf.STORAGE:
             self._storage_back = max(self._storage_back, self._now + self._draw(fault.source.lasts))
-        if fault.at_node or kind in (FaultOf.NODE, FaultOf.GPU, FaultOf.NETWORK, FaultOf.AGENT):
-            self._named |= dict.fromkeys(nodes)
-        if fault.at_node and kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
-            for one in nodes:
-                if fault.persists or kind in (FaultOf.NODE, FaultOf.GPU):
-                    self._site.broken.setdefault(one, fault)
-                if kind is FaultOf.NODE:
-                    self._site.down.add(one)
-                    self._died.append((self._wall, one))
-        elif fault.persists and kind in (
-            FaultOf.EXCEPTION,
-            FaultOf.OUT_OF_MEMORY,
-            FaultOf.HANG,
-            FaultOf.CRASH,
-        ):
-            self._bugs[fault.number] = fault
         mine = tuple(one for one in nodes if world.placement.holds(one))
         # Before the first step nobody sees that steps are slow, and a start waits for the storage.
         if (
@@ -288,49 +261,19 @@ class PolicyLife:
         ):
             self._hit(fault, mine)
         for one in nodes:
-            if kind in (FaultOf.NODE, FaultOf.GPU) and self._has(one):
-                self._repair_idle(one)
-            elif kind in (FaultOf.NODE, FaultOf.GPU) and one in self._state.spares:
+            if kind in ENDS_NODES and self._site.has(one):
+                self._site.repair_idle(one)
+            elif kind in ENDS_NODES and one in self._state.spares:
                 self._lose_standby(one, kind)
-
-    def _neighbours(self, node: str, number: int) -> tuple[str, ...]:
-        """Return ``node`` and those that follow it, in the job if it is one of its nodes."""
-        names = self._world.slots if self._world.placement.holds(node) else self._site.names
-        first = min(names.index(node), len(names) - min(number, len(names)))
-        return names[first : first + number]
-
-    def _nodes_of(self, fault: SimulatedFault) -> tuple[str, ...]:
-        """Return the nodes that ``fault`` strikes; none if there is nothing that could go wrong."""
-        slots, source = self._world.slots, fault.source
-        if fault.node >= 0:
-            return self._neighbours(self._site.names[fault.node], source.nodes)
-        if not self._world.running:
-            return ()
-        places = (*slots, *self._state.spares)
-        if fault.at_node and source.same in self._victims:
-            return tuple(node for node in self._victims[source.same] if node in places)
-        nodes = tuple(places[slot] for slot in source.slots if slot < len(places))
-        if not source.slots:
-            nodes = self._neighbours(self._chance.choice(slots), source.nodes)
-        if fault.at_node and source.same:
-            self._victims[source.same] = nodes
-        return nodes
 
     def _hit(self, fault: SimulatedFault, nodes: tuple[str, ...]) -> None:
         if fault.source.kind in (FaultOf.HANG, FaultOf.SLOW):  # with two of its ranks, it is the node's
-            self._named |= dict.fromkeys(node for node in nodes if node in self._shown)
+            self._damage.named |= dict.fromkeys(node for node in nodes if node in self._shown)
             self._shown.update(nodes)
-        if fault.at_node and fault.source.kind not in (FaultOf.SWITCH, FaultOf.STORAGE, FaultOf.AGENT):
+        if fault.at_node and fault.source.kind not in BEHIND_NODES:
             self._at_fault.update(nodes)
         values = {name: getattr(fault, name) for name in fault.__struct_fields__}
         self._strikes.append(Strike(**{**values, "t": self._now, "nodes": nodes}))
-
-    def _repair_idle(self, node: str) -> None:
-        """Have a free node that died, or failed the site's checks, repaired."""
-        for pool, reserved in ((self._site.reserved, True), (self._site.free, False)):
-            if node in pool:
-                del pool[node]
-                self._site.give_back(node, reserved=reserved)
 
     def _lose_standby(self, node: str, kind: FaultOf) -> None:
         if kind is FaultOf.NODE:
@@ -356,30 +299,19 @@ class PolicyLife:
             elif node in self._companion_of:
                 self._return(node)
 
-    def _on_back(self) -> None:
-        """A node is back: it may be what the job waits for."""
-
     def _again(self, generation: int, fault: SimulatedFault, node: str) -> None:
         """Have what persists strike again, unless that generation is over, or it was dealt with."""
         world = self._world
         if not world.running or world.generation != generation:
             return
-        if node and (self._site.broken.get(node) is not fault or not world.placement.holds(node)):
-            return
-        if not node and fault.number not in self._bugs:
-            return
-        self._hit(fault, (node or self._chance.choice(world.slots),))
+        if self._damage.is_there(fault, node, world):
+            self._hit(fault, (node or self._chance.choice(world.slots),))
 
     def _plan_repeats(self) -> None:
         """Plan when what is wrong with nodes and the code strikes the generation that has just begun."""
         generation = self._world.generation
-        for node in self._world.slots:
-            if (fault := self._site.broken.get(node)) is not None:
-                self._timeline.after(
-                    self._draw(fault.source.again), partial(self._again, generation, fault, node)
-                )
-        for bug in self._bugs.values():
-            self._timeline.after(self._draw(bug.source.again), partial(self._again, generation, bug, ""))
+        for after_s, fault, node in self._damage.repeats(self._world):
+            self._timeline.after(after_s, partial(self._again, generation, fault, node))
 
     # -- the owner -------------------------------------------------------------------------------------
 
@@ -427,8 +359,7 @@ class PolicyLife:
 
     def _take_release(self, name: str, brings: SimulatedFault | None) -> None:
         self._releases[name] = brings
-        release = Release(name=name, kind=CommandKind.SCRIPT, command=("train.py",))
-        self._record(ev.ReleaseTaken(t=self._wall, release=release))
+        self._record(ev.ReleaseTaken(t=self._wall, release=release_of(name, SimulatedRelease())))
 
     # -- a run of the job ------------------------------------------------------------------------------
 
@@ -537,8 +468,12 @@ class PolicyLife:
 
     def _cut_off(self, nodes: Iterable[str]) -> set[str]:
         """Return those of ``nodes`` that a switch cuts off."""
-        self._away = {rack: until for rack, until in self._away.items() if until > self._now}
-        return {node for node in nodes if self._site.rack(node) in self._away} if self._away else set()
+        self._damage.away = {rack: until for rack, until in self._damage.away.items() if until > self._now}
+        return (
+            {node for node in nodes if self._site.rack(node) in self._damage.away}
+            if self._damage.away
+            else set()
+        )
 
     def _wait_for_strike(self, s: float) -> bool:
         """Let time pass until it is over, or something strikes the job; return whether something has."""
@@ -631,7 +566,7 @@ class PolicyLife:
         self._end_generation("done", ())
         self._save()
         self._record(ev.RunEnded(t=self._wall, code=0, reason="training is done"))
-        raise _TimeIsOver
+        raise TimeIsOver
 
     # -- standbys --------------------------------------------------------------------------------------
 
@@ -677,12 +612,7 @@ class PolicyLife:
         job = self._companion_of.pop(node, None)
         if job is not None:
             self._record(ev.CompanionEnded(t=self._wall, job_id=job, reason="its node is not used any more"))
-        self._site.give_back(node, reserved=self._is_reserved(node))
-
-    def _is_reserved(self, node: str) -> bool:
-        own = self.spec.job.nodes + self.spec.job.spares
-        number = int(node[1:]) - 1
-        return own <= number < own + self.spec.cluster.shared_spares
+        self._site.give_back(node)
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
@@ -747,7 +677,7 @@ class PolicyLife:
         goes_on = strike.source.kind in (*_WRONG_NUMBERS, FaultOf.SLOW)
         detect_s = self._draw(strike.source.detect)
         if strike.source.kind is FaultOf.SWITCH:
-            away_s = self._away[self._site.rack(strike.nodes[0])] - self._now
+            away_s = self._damage.away[self._site.rack(strike.nodes[0])] - self._now
             detect_s = max(detect_s, min(away_s, self.spec.policy.timings.unreachable_s))
         self._struck += 1
         if not goes_on:
@@ -903,10 +833,8 @@ class PolicyLife:
         self._memory = None if way_back in self._written else way_back
         brought = self._releases.get(release)
         if brought is not None:
-            self._bugs.pop(brought.number, None)
-        for number, bug in list(self._bugs.items()):
-            if self._chance.random() < bug.source.fixed_by_rollback:
-                del self._bugs[number]
+            self._damage.bugs.pop(brought.number, None)
+        self._damage.change_code()
 
     def _ask_for_nodes(self, action: inc.Borrow, fault: Fault) -> Fault:
         lent = self._borrow(action.sources, action.nodes)
@@ -953,13 +881,7 @@ class PolicyLife:
 
     def _failed(self, nodes: Iterable[str], recall: float) -> list[str]:
         """Return which of ``nodes`` fail a test that finds this share of the broken ones."""
-        wrong = self.spec.diagnostics.false_positives
-        return [
-            node
-            for node in nodes
-            if (node in self._site.broken and self._chance.random() < recall)
-            or (wrong and self._chance.random() < wrong)
-        ]
+        return [node for node in nodes if self._damage.finds(node, recall)]
 
     # -- ends of runs ----------------------------------------------------------------------------------
 
@@ -984,14 +906,9 @@ class PolicyLife:
             self._record(ev.CompanionEnded(t=self._wall, job_id=job, reason="the job has ended"))
         nodes = dict.fromkeys((*state.held, *state.world.slots, *state.spares, *self._companion_of))
         for node in nodes:
-            if not self._has(node):
+            if not self._site.has(node):
                 self._companion_of.pop(node, None)
-                self._site.give_back(node, reserved=self._is_reserved(node))
-
-    def _has(self, node: str) -> bool:
-        """Return whether the site has the node."""
-        site = self._site
-        return node in site.free or node in site.reserved or node in site.in_repair
+                self._site.give_back(node)
 
     def _requeue(self, exclude: tuple[str, ...], reason: str, *, failure: bool) -> _Next:
         self._leaves_at = math.inf
@@ -1057,13 +974,8 @@ class PolicyLife:
         self._plan_owner()
         self._pass(self._updates)
         number, name = self._state.updates + 1, f"{len(self._releases):012x}"
-        brings: SimulatedFault | None = None
-        source = next((one for one in self.spec.faults if one.kind is FaultOf.EXCEPTION), None)
-        if source is not None and self._chance.random() < self.spec.owner.bad_updates:
-            brings = SimulatedFault(
-                t=self._now, source=source, at_node=False, persists=True, number=-len(self._releases)
-            )
-            self._bugs[brings.number] = brings
+        if (brings := self._damage.brought_by(len(self._releases))) is not None:
+            self._damage.bugs[brings.number] = brings
         self._count_steps(self._now)
         self._take_release(name, brings)
         before, world = self._state.release, self._world
@@ -1122,13 +1034,3 @@ def _checkpoints(spec: Spec) -> tuple[int, float]:
     if policy.memory:
         return every, seconds(spec.checkpoints.blocks) / spec.checkpoints.stride
     return every, parse(spec.checkpoints.write).mean_s / every
-
-
-def _spread(text: str) -> Spread:
-    found = _SPREADS.get(text)
-    if found is None:
-        found = _SPREADS[text] = parse(text)
-    return found
-
-
-_SPREADS: dict[str, Spread] = {}

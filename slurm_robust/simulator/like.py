@@ -208,7 +208,7 @@ class _Pace:
         return sum(found) / max(1, past.summary.steps + (past.summary.repeated or 0))
 
     def over_s(self, generations: int) -> float:
-        """Return for how long the replay has trained when so many generations are over.
+        """Return the training time of the replay until the first ``generations`` are over.
 
         It makes as many steps as they did, and is cut off within the next one.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from random import Random
 
 from slurm_robust.simulator.faults import SimulatedFault
@@ -12,26 +12,24 @@ from slurm_robust.testing.sim.timeline import Timeline
 
 
 class SimulatedSite:
-    """The nodes ``n1``, ``n2``, …: those of the job first, then the reservation's, then free ones.
+    """The nodes ``n1``, ``n2``, …: those of the job first, then the reservation's, then free ones."""
 
-    ``on_back``: told of each node that is back.
-    """
-
-    def __init__(self, spec: Spec, timeline: Timeline, chance: Random, on_back: Callable[[], None]) -> None:
-        self._cluster, self._timeline, self._chance, self._on_back = spec.cluster, timeline, chance, on_back
+    def __init__(self, spec: Spec, timeline: Timeline, chance: Random) -> None:
+        self._cluster, self._timeline, self._chance = spec.cluster, timeline, chance
         own = spec.job.nodes + spec.job.spares
         reserved = spec.cluster.shared_spares
         total = own + reserved + spec.cluster.free
         self.names = tuple(f"n{number + 1}" for number in range(total))
         self.free: dict[str, None] = dict.fromkeys((*self.names[:own], *self.names[own + reserved :]))
         """Nodes of the partition that nobody has."""
+        self._of_reservation = frozenset(self.names[own : own + reserved])
         self.reserved: dict[str, None] = dict.fromkeys(self.names[own : own + reserved])
         """Free nodes of the reservation."""
         self.broken: dict[str, SimulatedFault] = {}
         """What is wrong with nodes, whether anybody knows it or not."""
         self.down: set[str] = set()
         """Nodes without a sign of life, or in repair."""
-        self.in_repair: set[str] = set()
+        self._in_repair: set[str] = set()
         self._repair = parse(spec.cluster.repair)
         self._number = {name: number for number, name in enumerate(self.names)}
 
@@ -48,20 +46,30 @@ class SimulatedSite:
             del pool[node]
         return taken
 
-    def give_back(self, node: str, *, reserved: bool = False) -> None:
+    def has(self, node: str) -> bool:
+        """Return whether no job has ``node``: it is free, or in repair."""
+        return node in self.free or node in self.reserved or node in self._in_repair
+
+    def give_back(self, node: str) -> None:
         """Give ``node`` back to Slurm: a broken one is repaired, unless the site's test finds nothing."""
-        pool = self.reserved if reserved else self.free
+        pool = self.reserved if node in self._of_reservation else self.free
         is_found = self._chance.random() >= self._cluster.return_unrepaired
         if node in self.down or (node in self.broken and is_found):
             self.down.add(node)
-            self.in_repair.add(node)
+            self._in_repair.add(node)
             self._timeline.after(self._repair.draw(self._chance), lambda: self._back(node, pool))
         else:
             pool[node] = None
 
+    def repair_idle(self, node: str) -> None:
+        """Have a free node that died, or failed the site's checks, repaired."""
+        for pool in (self.reserved, self.free):
+            if node in pool:
+                del pool[node]
+                self.give_back(node)
+
     def _back(self, node: str, pool: dict[str, None]) -> None:
         self.down.discard(node)
-        self.in_repair.discard(node)
+        self._in_repair.discard(node)
         self.broken.pop(node, None)
         pool[node] = None
-        self._on_back()

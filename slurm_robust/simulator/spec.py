@@ -67,7 +67,7 @@ class FaultSource(Section):
     rate: RateText | None = None
     """How often. A rate by nodes or GPUs strikes all nodes of the cluster, one by time the job alone."""
     after: Time | None = None
-    """Instead of ``rate``: it happens once, when the job has trained for so long in all."""
+    """Instead of ``rate``: it happens once, when the job has trained for this time in all."""
     starting: bool = False
     """With ``after``: it strikes when the job starts again after that, before its first step."""
     slots: tuple[Count, ...] = ()
@@ -215,7 +215,7 @@ class SimulatedCheckpoints(Section):
     blocks: Time = "0 s"
     """For which the snapshot of a step holds training up."""
     stride: Positive = 1
-    """Every so many steps a snapshot is kept in memory."""
+    """A snapshot is kept in memory of every step that is a multiple of this."""
 
 
 class SimulatedDiagnostics(Section):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 from statistics import NormalDist
 
@@ -97,7 +98,7 @@ class Rate(Record):
     """``job``, ``node`` or ``GPU``."""
 
     def of_job(self, nodes: int, gpus: int) -> float:
-        """Return the rate per second for so many nodes with so many GPUs together."""
+        """Return the rate per second of a job with this number of nodes and of GPUs."""
         return self.per_s * {"job": 1, "node": nodes, "GPU": gpus}[self.what]
 
 
@@ -121,6 +122,7 @@ def _unit(text: str, unit: str) -> float:
     return known
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Spread:
     """Return the spread that ``text`` says. Raises ``ValueError``, which says what is wrong."""
     if text.startswith(_ONE_OF):
