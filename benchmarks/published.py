@@ -57,12 +57,12 @@ def shipped(name: str) -> Spec:
 
 
 def lives(spec: Spec, seeds: int, processes: int) -> list[LifeFigures]:
-    """Return the figures of so many lives, in the order of their seeds."""
+    """Play ``spec`` from the first ``seeds`` seeds, and return the figures in their order."""
     return sorted((life for _, life in play((spec,), seeds, processes)), key=lambda life: life.seed)
 
 
 def resolved(spec: Spec, seeds: int) -> list[Resolution]:
-    """Return how the incidents and updates of so many lives ended."""
+    """Return how the incidents and updates ended in the lives of the first ``seeds`` seeds."""
     played = (PolicyLife(spec, seed).play() for seed in range(seeds))
     return [one for life in played for one in resolutions(event for j in life.journals for event in j)]
 
@@ -95,7 +95,7 @@ TABLE_6 = {
 
 
 def recovery(machines: int, policy: str = "ours", lost: int = 1) -> Spec:
-    """Return the spec of recoveries on so many machines of 16 GPUs, ``lost`` of which fail at a time."""
+    """Return the spec of recoveries on ``machines`` of 16 GPUs each, ``lost`` of which fail at a time."""
     spec, spares = shipped("byterobust-recovery"), SCALES[machines][2]
     spares = {"ours": spares, "oracle": RACK}.get(policy, 0)
     (source,) = spec.faults

@@ -132,7 +132,7 @@ class VisibleStream:
 
 
 def _columns(stream: TextIO) -> int:
-    """Return how wide a terminal is; 0 for what is none."""
+    """Return the width of a terminal, 0 if ``stream`` is no terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):

@@ -94,7 +94,7 @@ class NotifyConfig(Section):
     channels: Annotated[
         tuple[ChannelConfig, ...], Meta(examples=[[{"name": "mail", "mail": ["me@example.org"]}]])
     ] = ()
-    """The channels that notices are sent to. By default there is none."""
+    """Channels to which notices are sent. None by default."""
 
     on: tuple[NoticeKind, ...] = _KINDS
     """Kinds of notices."""

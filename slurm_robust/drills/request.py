@@ -110,8 +110,8 @@ def drill(
         show(answer, lambda _: Wrapped(one_line(said.text), "  "), json=False)
     known: DrillProgress | None = None
     try:
-        for known in _follow(follower, said):  # noqa: B007
-            pass
+        for progress in _follow(follower, said):
+            known = progress
     except KeyboardInterrupt:
         _say(screen.interrupted(said.drill, said.promise, known, one_line(name)))
         if json:

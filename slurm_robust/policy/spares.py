@@ -235,7 +235,7 @@ def always(days: float, text: str = "") -> Replacement:
 def spread_out(days: Sequence[float], text: str) -> Replacement:
     """Return a replacement that takes each of ``days`` as often as any other."""
     many = len(days)
-    # Of two draws the i-th of all, from the shortest on, is the shorter one in so many of the pairs.
+    # The i-th of all days, from the shortest on, is the shorter one in 2 * (many - i) - 1 pairs of draws.
     pairs = ((2 * (many - i) - 1) * time for i, time in enumerate(sorted(days)))
     return Replacement(days=fmean(days), shorter_days=math.fsum(pairs) / many**2, text=text)
 
@@ -340,7 +340,7 @@ def seen_text(measured: Measured) -> str:
 
 
 def usual(nodes: int) -> tuple[int, int]:
-    """Return the spares of :data:`USUAL` shares of so many nodes."""
+    """Return the spares of a site with ``nodes``, by the shares of :data:`USUAL`."""
     few, many = USUAL
     return math.ceil(nodes * few), math.ceil(nodes * many)
 
@@ -360,7 +360,7 @@ def measure(failures: int, node_days: float) -> Measured | None:
 
 
 def failing(per_day: float, days: float) -> float:
-    """Return the probability that a node fails within so many days. If it is small, ``per_day`` x ``days``.
+    """Return the probability that a node fails within ``days``. If it is small, ``per_day`` x ``days``.
 
     One that has failed is replaced, and its successor may fail as well: hence not ``1 - exp(-x)``.
     """

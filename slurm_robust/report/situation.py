@@ -26,9 +26,8 @@ LATE_FACTOR = 3.0
 """A step that takes this many times as long as usual is late."""
 
 STILL_S, STILL_FACTOR = 60.0, 5.0
-"""A newest whole checkpoint that stays the same for longer than this, and than so many
-snapshots take, is wrong.
-"""
+"""It is wrong if the newest whole checkpoint stays the same for this time, and for this many times what a
+snapshot takes."""
 
 LATE_S = 5.0
 """No step is late before: heartbeats and the live status are seconds old themselves."""

@@ -200,7 +200,7 @@ class Sim:
         self._is_over = True  # the run
         self._agreed_at: tuple[int, float] | None = None
         self._leapt = 0.0
-        self._folded = 0, JobState()  # so many events of the journal, and what they make of the job
+        self._folded = 0, JobState()  # the first events of the journal, how many, and their fold
         self._in_the_way = ""  # the node that last stood in the way of a leap
         self.job_id = self.slurm.submit(
             SubmitRequest(

@@ -388,9 +388,9 @@ def test_standbys_that_all_die_while_one_takes_a_slot_cost_one_requeue() -> None
 
 
 def test_a_run_says_what_the_loss_of_a_node_does_when_no_standby_is_left() -> None:
-    def said(**config: object) -> str:
-        (taken,) = trained(2, config=JobConfig(**config), to=1).events(ev.AllocationTaken)  # type: ignore[arg-type]
+    def said(config: JobConfig | None = None) -> str:
+        (taken,) = trained(2, config=config or JobConfig(), to=1).events(ev.AllocationTaken)
         return taken.lost_node
 
     assert said() == "costs a requeue"
-    assert said(slurm=SlurmConfig(requeue=False)) == "ends the job: slurm.requeue is false"
+    assert said(JobConfig(slurm=SlurmConfig(requeue=False))) == "ends the job: slurm.requeue is false"

@@ -24,6 +24,7 @@ from slurm_robust.policy.spares import (
     FailureRate,
     Measured,
     Observed,
+    Replacement,
     always,
     at_once,
     dispersion,
@@ -180,8 +181,8 @@ def test_a_burst_of_which_some_nodes_are_soon_back_leaves_less() -> None:
     assert of_given(3.0, spread_out([0.0, 0.0], "")) == 1.0
 
 
-def of_given(per_day: float, replacement: object) -> float:
-    return dispersion_to_use(per_day, (), 1.0, replacement).at_once  # type: ignore[arg-type]
+def of_given(per_day: float, replacement: Replacement) -> float:
+    return dispersion_to_use(per_day, (), 1.0, replacement).at_once
 
 
 def test_fewer_nodes_chosen_at_random_see_less_of_a_burst() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import mean
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,8 +38,8 @@ def spec_of(
     return msgspec.structs.replace(spec, **more)
 
 
-def life_of(*faults: FaultSource, seed: int = 1, **more: object) -> SimulatedLife:
-    return played(spec_of(*faults, **more), seed)  # type: ignore[arg-type]
+def life_of(*faults: FaultSource, seed: int = 1, **more: Any) -> SimulatedLife:
+    return played(spec_of(*faults, **more), seed)
 
 
 def events(life: SimulatedLife, kind: type[ev.AnyEvent]) -> list[ev.AnyEvent]:
