@@ -152,13 +152,18 @@ def test_incidents_come_as_they_are_written(folder: FakeFolder, feed: JobFeed, c
     assert (incident.reason, incident.blame, incident.age_s) == ("dead", "node", 5.0)
 
 
-def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFolder, clock: Clock) -> None:
+def running_in_slurm(folder: FakeFolder, clock: Clock) -> tuple[JobFeed, FakeSlurm, int]:
+    """A job that trains, as its folder and Slurm have it."""
     slurm = FakeSlurm()
     job_id = slurm.submit(SubmitRequest(command=("x",)))
     folder.directory.journal.write_bytes(b"")
     folder.append(events.run_started(t=T, run_id="4711-abcd", job_id=job_id, command=("x",)))
-    feed = JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono)
     folder.show(t=T)
+    return JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono), slurm, job_id
+
+
+def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFolder, clock: Clock) -> None:
+    feed, *_ = running_in_slurm(folder, clock)
     assert feed.look().slurm == ""
     clock.past_s = 60.0
     assert feed.look().slurm == "RUNNING"
@@ -168,12 +173,7 @@ def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFol
 def test_a_silent_controller_is_wrong_while_slurm_has_the_job(
     folder: FakeFolder, clock: Clock, past_s: float, live: bool
 ) -> None:
-    slurm = FakeSlurm()
-    job_id = slurm.submit(SubmitRequest(command=("x",)))
-    folder.directory.journal.write_bytes(b"")
-    folder.append(events.run_started(t=T, run_id="4711-abcd", job_id=job_id, command=("x",)))
-    feed = JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono)
-    folder.show(t=T)
+    feed, slurm, job_id = running_in_slurm(folder, clock)
     assert feed.look().situation.wrong == ()
     clock.past_s = past_s
     view = feed.look()
